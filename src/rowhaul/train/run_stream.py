@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.sources.lines import STANDARD_INPUT
 from rowhaul.data.sources.live import LiveStream
 from rowhaul.data.sources.opening import open_source, stream_of
+from rowhaul.data.sources.redis_stream import shown
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.pruning.config import parse_share
@@ -26,6 +29,7 @@ from rowhaul.train.cluster_config import AUTO
 from rowhaul.train.config import TrainConfig
 
 SET_ASIDE_FILE = "set_aside.jsonl"
+_MOST_KEPT = 1000  # messages and files in memory, which a full disk cannot take
 _POSITION, _SOURCE = "stream_position", "stream"  # facts of a checkpoint
 
 
@@ -86,15 +90,16 @@ def open_stream(
     if reader is not None:
         if _POSITION not in reader.facts:
             raise CheckpointError(
-                f"{reader.path} was trained on files, and says nothing of a position in {given}; resume it "
-                "on its files, or start a new run"
+                f"{reader.path} was trained on files, and says nothing of a position in {shown(given)}; "
+                "resume it on its files, or start a new run"
             )
         position = reader.facts[_POSITION]
     source = open_source(given, schema, kinds)
     if reader is not None and reader.facts[_SOURCE] != type(source).__name__:
         raise CheckpointError(
-            f"{reader.path} was trained on another kind of stream ({reader.facts[_SOURCE]}) than {given} "
-            f"({type(source).__name__}), where its position means nothing; resume it on its own"
+            f"{reader.path} was trained on another kind of stream ({reader.facts[_SOURCE]}) than "
+            f"{shown(given)} ({type(source).__name__}), where its position means nothing; resume it on its "
+            "own"
         )
     return LiveStream(
         source,
@@ -123,10 +128,25 @@ def _nothing() -> None:
 
 
 def keep_set_aside(folder: Path | None, stream: LiveStream) -> None:
-    """Append what was set aside to a file of the run's folder."""
+    """Append what was set aside to a file of the run's folder; while the disk is full, keep the newest."""
     if not stream.set_aside:
         return
     taken = [stream.set_aside.popleft() for _ in range(len(stream.set_aside))]
     if folder is not None:
-        with (folder / SET_ASIDE_FILE).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(one)) + "\n" for one in taken)
+        text = "".join(json.dumps(asdict(one)) + "\n" for one in taken)
+        try:
+            _append(folder / SET_ASIDE_FILE, text)
+        except OSError:  # as with the log: training goes on, and the next call tries again
+            stream.set_aside.extendleft(reversed(taken[-_MOST_KEPT:]))
+
+
+def _append(path: Path, text: str) -> None:
+    """Append all of a text, or nothing."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
