@@ -11,6 +11,7 @@ import pytest
 import torch
 from database_ranks import run_ranks
 
+from rowhaul.checkpoint import CheckpointWriter
 from rowhaul.database import DistributedEmbeddingDatabase, EmbeddingDatabase, TicketError
 from rowhaul.database.distributed.dividing import owners_of
 from rowhaul.errors import CheckpointError, ClusterError, ConfigError, DataError, UnknownKeyError
@@ -237,6 +238,111 @@ def test_a_checkpoint_loads_on_any_number_of_ranks(tmp_path):
         assert torch.equal(pull(one, range(200)), saved)
         one.save(tmp_path / "y")
     assert torch.equal(run_ranks(2, load, tmp_path / "y", tables={"t": 4})[1][0], saved)
+
+
+def load_refused(db, path):
+    with pytest.raises(CheckpointError, match="format 'slots'"):
+        db.load(path)
+    return db.total_rows()["t"]
+
+
+def test_a_checkpoint_of_a_budget_is_refused_by_all_ranks(tmp_path):
+    with CheckpointWriter(tmp_path / "x") as writer:
+        writer.facts.update(row_optimizer="sgd", row_steps=[1])
+        block = {"keys": np.arange(4), "values": np.ones((4, 4), np.float32)}
+        writer.blocks("t", [block], 4, 0, "float32", "slots")
+    assert run_ranks(2, load_refused, tmp_path / "x", tables={"t": 4}, optimizer=SGD(lr=0.1)) == [0, 0]
+
+
+def snapshot_beside_an_update(db, told):
+    """Rank 0 has finished the update, and rank 1 has not stepped its rows."""
+    rows = db._rows
+    push_ones(db)
+    if db.rank == 1:
+        step, may_step = rows.step, threading.Event()
+        rows.step = lambda *arguments: (may_step.wait(30), step(*arguments))[1]
+        updating = threading.Thread(target=db.update)
+        updating.start()
+    else:
+        db.update()
+    with pytest.raises(ClusterError, match="numbers of updates: 1 on rank 0, 0 on rank 1; take it"):
+        db.snapshot()
+    if db.rank == 1:
+        may_step.set()
+        updating.join()
+    told.wait(30)
+    assert db.memory().snapshot_bytes == 0
+    with db.snapshot() as snapshot:
+        assert snapshot.step == db.step == 1
+        assert torch.equal(snapshot.pull([1, 2]), pull(db, [1, 2]))
+
+
+def push_ones(db):
+    ticket = db.prefetch([1, 2])
+    db.push(ticket, torch.ones(2, 4))
+
+
+def test_a_snapshot_beside_an_update_is_refused_and_may_be_tried_again():
+    run_ranks(2, snapshot_beside_an_update, threading.Barrier(2), tables={"t": 4})
+
+
+def snapshot_after_the_step(db):
+    """The rows have moved, but `update` has not returned."""
+    update, taken = db._traffic.update, []
+
+    def update_and_look(*arguments):
+        moved = update(*arguments)
+        taken.append(db.snapshot())
+        return moved
+
+    db._traffic.update = update_and_look
+    push_ones(db)
+    db.update()
+    assert torch.equal(taken[0].pull([1, 2]), pull(db, [1, 2]))
+    return taken[0].step
+
+
+def test_a_snapshot_counts_the_step_that_its_rows_have_taken():
+    assert run_ranks(1, snapshot_after_the_step, tables={"t": 4}) == [1]
+
+
+def drop_pushed(db, path):
+    """Push, and drop it by a load or a call; return whether every message was waited for."""
+    before = pull(db, [1, 2])
+    db.save(path)
+    messages = []
+    for drop in (lambda: db.load(path), db.discard_pushed):
+        push_ones(db)
+        assert db.memory().gradient_bytes >= 2 * 4 * 4
+        (pushed,) = db._traffic._pushed
+        transfers = [*pushed.received, *pushed.sent]
+        messages += [one for transfer in transfers for one in transfer.received.values()]
+        messages += [one for transfer in transfers for one in transfer.sent.values()]
+        drop()
+        assert db.memory().gradient_bytes == 0
+        db.migrate([1], 0)  # nothing waits
+        assert db.update() == 0
+        assert torch.equal(pull(db, [1, 2]), before)
+    return [message.is_delivered for message in messages]
+
+
+def test_what_is_dropped_has_arrived(tmp_path):
+    """Gloo may break a connection when the buffer of a pending message is freed."""
+    for complete in run_ranks(2, drop_pushed, tmp_path / "x", tables={"t": 4}):
+        assert complete
+        assert all(complete)
+
+
+def discard_alone(db):
+    push_ones(db)
+    with pytest.raises(ClusterError) as caught:
+        db.discard_pushed() if db.rank == 0 else db.update()
+    return str(caught.value)
+
+
+def test_one_rank_cannot_discard_alone():
+    for message in run_ranks(2, discard_alone, tables={"t": 4}):
+        assert "discard_pushed" in message
 
 
 def train_beside_loading(db, num_steps):

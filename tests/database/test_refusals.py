@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from rowhaul.checkpoint import CheckpointWriter
 from rowhaul.database import EmbeddingDatabase, TicketError
+from rowhaul.database.snapshot import Snapshot
 from rowhaul.errors import CheckpointError, ConfigError, DataError, UnknownKeyError
 from rowhaul.nn import EmbeddingBagConfig
 from rowhaul.optim import SGD, Adagrad
@@ -33,6 +35,7 @@ def db():
         ([2**70], "int64"),
         ([True, False], "got bool"),
         (np.array([1], np.uint64), "view them as int64"),
+        (torch.ones(2, dtype=torch.bfloat16), "BFloat16"),
         ("word", r"got a string; write \['word'\]"),
         ([None], "got object"),
     ],
@@ -56,6 +59,11 @@ def test_keys_that_are_none(db, keys, message):
         ({"keys": [1, 2], "table": "t", "lengths": [3, -1]}, "must not be negative"),
         ({"keys": [1, 2], "table": "t", "lengths": [2**62] * 4 + [2]}, "but 2 keys were given"),
         ({"keys": [1, 2], "table": "t", "lengths": [1.0, 1.0]}, "whole numbers"),
+        ({"keys": [1, 2], "table": "t", "lengths": [[1], [1, 0]]}, "whole numbers in one dimension"),
+        (
+            {"keys": [1, 2], "table": "t", "lengths": torch.ones(2, dtype=torch.bfloat16)},
+            "whole numbers in one dimension",
+        ),
         ({"keys": [1, 2], "table": "t", "pooling": "sum"}, "needs lengths"),
         ({"keys": [1, 2], "table": "t", "lengths": [2], "pooling": "max"}, "'sum' or 'mean', got 'max'"),
         ({"keys": {"t": [1]}, "lengths": [1]}, "lengths must be too"),
@@ -106,8 +114,9 @@ def test_a_gradient_that_changes_before_the_update_is_noticed(db):
     gradient = torch.ones(2, 3)
     db.push(ticket, gradient)
     gradient.add_(1)
-    with pytest.raises(DataError, match="changed between push and update"):
-        db.update()
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"changed between push and update.*discard_pushed\(\)"):
+            db.update()
     assert torch.equal(db.pull(db.prefetch([1, 2], "t")), before)
     assert db.step == 0
     db.discard_pushed()
@@ -144,6 +153,8 @@ def test_rates_and_outputs_that_cannot_be(db):
     for out in (torch.empty(1, 2), torch.empty(1, 3, dtype=torch.float64), [[0, 0, 0]]):
         with pytest.raises(DataError, match="out must be"):
             db.pull(ticket, out=out)
+    with pytest.raises(DataError, match=r"out must be too: {table: tensor}, got Tensor"):
+        db.pull(db.prefetch({"t": [1], "u": [3]}), out=torch.empty(1, 3))
     assert db.step == 0
 
 
@@ -192,6 +203,57 @@ def test_a_snapshot_inserts_nothing_and_knows_what_is_unknown(db):
     snapshot.close()
     with pytest.raises(ConfigError, match="snapshot is closed"):
         snapshot.pull([1], "t")
+
+
+@pytest.mark.parametrize("called", ["find", "read"])
+def test_a_snapshot_closed_during_a_pull_says_so(db, monkeypatch, called):
+    snapshot = db.snapshot()
+    method = getattr(Snapshot, called)
+
+    def close_first(*arguments):
+        snapshot.close()
+        return method(*arguments)
+
+    monkeypatch.setattr(Snapshot, called, close_first)
+    with pytest.raises(ConfigError, match="snapshot is closed"):
+        snapshot.pull([1, 2], "t")
+
+
+def test_a_snapshot_closed_while_its_rows_are_written_says_so(db):
+    snapshot = db.snapshot()
+    blocks = snapshot.blocks("t")
+    snapshot.close()
+    with pytest.raises(ConfigError, match="snapshot is closed"):
+        next(blocks)
+
+
+def write_checkpoint(path, facts, format="whole"):
+    with CheckpointWriter(path) as writer:
+        writer.facts.update(facts)
+        for name, dim in (("t", 3), ("u", 2)):
+            block = {"keys": np.array([1, 2]), "values": np.ones((2, dim), np.float32)}
+            writer.blocks(name, [block], dim, 0, "float32", format)
+
+
+def test_rows_that_are_not_whole_rows_of_ids_are_refused(db, tmp_path):
+    for format in ("slots", "slots-int8", "chunked"):
+        write_checkpoint(tmp_path / format, {"row_optimizer": "sgd", "row_steps": [3]}, format)
+        with pytest.raises(CheckpointError, match=f"table 't' is in format '{format}'.*without them"):
+            db.load(tmp_path / format)
+        assert len(db) == 3
+
+
+def test_the_steps_of_a_checkpoint_written_by_hand(db, tmp_path):
+    write_checkpoint(tmp_path / "without", {"row_optimizer": "sgd"})
+    with pytest.raises(CheckpointError, match="does not say how many steps"):
+        db.load(tmp_path / "without")
+    write_checkpoint(tmp_path / "unnamed", {"step": 10})
+    with pytest.raises(CheckpointError, match="no row_optimizer in its facts"):
+        db.load(tmp_path / "unnamed")
+    assert len(db) == 3
+    write_checkpoint(tmp_path / "with", {"row_optimizer": "sgd", "step": 10})
+    db.load(tmp_path / "with")
+    assert (len(db), db.step) == (4, 10)
 
 
 def test_damaged_and_foreign_checkpoints_change_nothing(db, tmp_path):

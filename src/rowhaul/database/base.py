@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,6 @@ from rowhaul.database.rows import Rows
 from rowhaul.database.settings import DatabaseSettings
 from rowhaul.database.threads import Pieces
 from rowhaul.database.tickets import Found, Ticket
-from rowhaul.database.vectors import Gradients
 from rowhaul.errors import ConfigError, DataError
 
 
@@ -34,15 +33,15 @@ class MemoryReport:
     snapshot_bytes: int
 
     @classmethod
-    def of(cls, rows: Rows, pushed: Sequence[Gradients]) -> MemoryReport:
-        """Measure rows and pushed gradients."""
+    def of(cls, rows: Rows, gradient_bytes: int) -> MemoryReport:
+        """Measure rows, beside the pushed gradients."""
         return cls(
             num_rows={spec.name: rows.num_rows(spec.name) for spec in rows.settings.tables},
             record_bytes=sum(group.arena.allocated_bytes for group in rows.groups),
             used_record_bytes=sum(int(g.index.num_keys.sum()) * g.arena.record_bytes for g in rows.groups),
             resting_records=rows.leases.num_waiting,
             index_bytes=sum(group.index.allocated_bytes for group in rows.groups),
-            gradient_bytes=sum(given.values.nbytes for given in pushed),
+            gradient_bytes=gradient_bytes,
             snapshot_bytes=sum(snapshot.allocated_bytes for snapshot in rows.snapshots()),
         )
 
@@ -76,12 +75,13 @@ class Database(ABC):
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._pieces = Pieces(num_threads)
         self._rows: Rows | None = Rows(settings, self._pieces)
-        self._step = 0
+        self._step_at_close = 0
 
     @property
     def step(self) -> int:
         """Updates so far."""
-        return self._step
+        rows = self._rows
+        return self._step_at_close if rows is None else rows.num_steps
 
     def num_rows(self, table: str) -> int:
         """Rows of a table that this process holds now."""
@@ -114,6 +114,10 @@ class Database(ABC):
         tables = ", ".join(f"{name}: {dim}" for name, dim in self._dims.items())
         return f"{type(self).__name__}({{{tables}}}, {self.settings.optimizer})"
 
+    def _drop_rows(self) -> None:
+        self._step_at_close = self.step
+        self._rows = None
+
     def _open_rows(self) -> Rows:
         rows = self._rows
         if rows is None:
@@ -134,6 +138,11 @@ class Database(ABC):
 
     def _outputs(self, request: Request, out: Any) -> dict[str, Tensor]:
         """The tensors to fill with a request's vectors, by table: those given, or new ones."""
+        if not (out is None or request.is_single or isinstance(out, Mapping)):
+            raise DataError(
+                f"the ticket's keys were given by table, so out must be too: {{table: tensor}}, got "
+                f"{type(out).__name__}"
+            )
         tensors = {}
         for part in request.parts:
             shape = (part.num_vectors, self._dims[part.table])

@@ -80,7 +80,7 @@ class EmbeddingDatabase(Database):
         check_threads("prefetch_threads", prefetch_threads)
         self._pool = ThreadPoolExecutor(prefetch_threads, thread_name_prefix="rowhaul-prefetch")
         self._numbers = itertools.count(1)  # of tickets
-        self._lock = threading.Lock()  # of the step, and of:
+        self._lock = threading.Lock()  # of updates, and of:
         self._pushed: list[tuple[Gradients, Tensor, int]] = []  # with the tensor pushed, and its version
 
     def __len__(self) -> int:
@@ -156,11 +156,11 @@ class EmbeddingDatabase(Database):
                 if tensor._version != version and given.values.ctypes.data == tensor.data_ptr():
                     raise DataError(
                         f"table {given.table!r}: a gradient was changed between push and update; "
-                        "push a clone, or update before the next backward()"
+                        "push a clone, or update before the next backward(). Until discard_pushed() drops "
+                        "everything pushed, every update will fail"
                     )
-            moved = rows.step([given for given, _, _ in self._pushed], rate, self._step + 1)
+            moved = rows.step([given for given, _, _ in self._pushed], rate)
             self._pushed.clear()
-            self._step += 1
         return moved
 
     def discard_pushed(self) -> None:
@@ -182,8 +182,8 @@ class EmbeddingDatabase(Database):
                 (zeros), or ``"error"``.
         """
         check_on_unknown(on_unknown)
-        with self._lock:  # not in the middle of an update
-            return Snapshot(self._open_rows(), on_unknown, self._step)
+        with self._lock:  # a load replaces the rows
+            return Snapshot(self._open_rows(), on_unknown)
 
     def load(self, path: str | Path) -> None:
         """Replace all rows by a checkpoint's, and drop what was pushed.
@@ -192,22 +192,23 @@ class EmbeddingDatabase(Database):
         tickets become invalid; snapshots stay as they are.
         """
         self._open_rows()
-        loaded, step = load_rows(path, self.settings, self._pieces)
+        loaded = load_rows(path, self.settings, self._pieces)
         with self._lock:
             self._open_rows()
-            self._rows, self._step = loaded, step
+            self._rows = loaded
             self._pushed.clear()
 
     def memory(self) -> MemoryReport:
         """Report bytes by purpose."""
         with self._lock:
-            return MemoryReport.of(self._open_rows(), [given for given, _, _ in self._pushed])
+            pushed = sum(given.values.nbytes for given, _, _ in self._pushed)
+            return MemoryReport.of(self._open_rows(), pushed)
 
     def close(self) -> None:
         """Stop the threads and drop all rows; may be called repeatedly."""
         self._pool.shutdown()
         with self._lock:
-            self._rows = None
+            self._drop_rows()
             self._pushed.clear()
         self._pieces.close()
 

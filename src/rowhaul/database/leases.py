@@ -89,10 +89,13 @@ class Leases:
         """Records of a group that were deleted after a lease, which is still held, began."""
         if not self._waiting:
             return np.empty(0, np.int64)
+        later = []
         with self._lock:
-            later = [
-                records for deletion, of, records in self._waiting if of == group and deletion > lease.number
-            ]
+            for deletion, of, records in reversed(self._waiting):  # an older lease may keep many before them
+                if deletion <= lease.number:
+                    break
+                if of == group:
+                    later.append(records)
         return np.concatenate(later) if later else np.empty(0, np.int64)
 
     def _count_ended(self) -> None:

@@ -98,14 +98,9 @@ def as_keys(keys: Any, where: str) -> Int64s:
         raise DataError(f"{where}: keys must be a list or an array, got a string; write [{keys!r}]")
     if type(keys).__module__.partition(".")[0] == "pyarrow":
         return _arrow_keys(keys, where)
-    if isinstance(keys, Tensor):
-        keys = keys.detach().cpu().numpy()
-    elif isinstance(keys, Sequence) and keys and all(isinstance(key, str) for key in keys):
+    if isinstance(keys, Sequence) and keys and all(isinstance(key, str) for key in keys):
         return _strings(keys, where)
-    try:
-        array = np.asarray(keys)
-    except (ValueError, OverflowError) as error:  # rows of different lengths
-        raise DataError(f"{where}: keys must be numbers or strings in one dimension: {error}") from None
+    array = _as_array(keys, f"{where}: keys must be numbers or strings in one dimension")
     if array.ndim != 1:
         raise DataError(
             f"{where}: keys must have one dimension, got shape {array.shape}; "
@@ -125,6 +120,14 @@ def as_keys(keys: Any, where: str) -> Int64s:
     return array.astype(np.int64)  # a copy: the caller may reuse the array
 
 
+def _as_array(given: Any, needed: str) -> npt.NDArray[Any]:
+    """An array of what was given; raise what is ``needed`` if there is none."""
+    try:
+        return given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    except (TypeError, ValueError, OverflowError) as error:  # types unknown to NumPy, rows of other lengths
+        raise DataError(f"{needed}: {error}") from None
+
+
 def _strings(strings: Sequence[str], where: str) -> Int64s:
     try:
         return hash_texts(strings)
@@ -142,12 +145,10 @@ def _arrow_keys(keys: Any, where: str) -> Int64s:
 
 
 def _offsets(lengths: Any, num_keys: int, where: str) -> Int64s:
-    array = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
+    needed = f"{where}: lengths must be whole numbers in one dimension"
+    array = _as_array(lengths, needed)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise DataError(
-            f"{where}: lengths must be whole numbers in one dimension, "
-            f"got {array.dtype} of shape {array.shape}"
-        )
+        raise DataError(f"{needed}, got {array.dtype} of shape {array.shape}")
     if len(array) and array.min() < 0:
         raise DataError(f"{where}: lengths must not be negative, got {array.min()}")
     if len(array) and array.max() > num_keys:  # the sum of such could be any number

@@ -103,6 +103,7 @@ class Rows:
         self.deleting = threading.Lock()
         self.structure, self.records = SharedLock(), SharedLock()
         self.leases = Leases(lambda group, records: self.groups[group].arena.release(records))
+        self.num_steps = 0  # changes with the rows: read it with the lock of the records to have both agree
         self._snapshots: list[weakref.ref[Snapshot]] = []
 
     def num_rows(self, table: str) -> int:
@@ -142,7 +143,7 @@ class Rows:
         deleted = self.leases.deleted_since(lease, group)
         return bool(len(deleted)) and bool(np.isin(records, deleted).any())
 
-    def step(self, gradients: Sequence[Gradients], lr: float, number: int) -> int:
+    def step(self, gradients: Sequence[Gradients], lr: float) -> int:
         """Take one optimizer step with the sums of all gradients, added in order; return the rows it moved.
 
         Gradients of rows deleted since they were found are dropped. If memory for the sums runs out, nothing
@@ -159,7 +160,8 @@ class Rows:
                 for group, records, _ in sums:
                     snapshot.save_records(group, records)
             for group, records, summed in sums:
-                self._step_group(self.groups[group], records, summed, lr, number)
+                self._step_group(self.groups[group], records, summed, lr)
+            self.num_steps += 1
         return sum(len(records) for _, records, _ in sums)
 
     def delete(self, keys: Keys) -> int:
@@ -201,9 +203,8 @@ class Rows:
         alive = ~np.isin(given.records, deleted)
         return given.records[alive], given.values[alive]
 
-    def _step_group(
-        self, group: SharedTables, records: Int64s, gradients: Floats, lr: float, number: int
-    ) -> None:
+    def _step_group(self, group: SharedTables, records: Int64s, gradients: Floats, lr: float) -> None:
+        number = self.num_steps + 1
         self.pieces.run(
             len(records),
             group.arena.record_bytes,

@@ -15,6 +15,7 @@ from rowhaul.database.rows import Rows
 from rowhaul.database.settings import DatabaseSettings
 from rowhaul.database.threads import Pieces
 from rowhaul.errors import CheckpointError
+from rowhaul.store.whole_rows import WholeRows
 
 if TYPE_CHECKING:
     from rowhaul.database.snapshot import Snapshot
@@ -48,17 +49,18 @@ def load_rows(
     settings: DatabaseSettings,
     pieces: Pieces,
     owns: Callable[[Int64s], npt.NDArray[np.bool_]] | None = None,
-) -> tuple[Rows, int]:
-    """Read the rows of a checkpoint, or only those with keys that a rank owns; return them and the step."""
+) -> Rows:
+    """Read the rows of a checkpoint, or only those with keys that a rank owns."""
     reader = _open_checkpoint(path, settings)
     rows = Rows(settings, pieces)
+    rows.num_steps = _num_steps(reader)
     if owns is None:
         rows.reserve({name: table.num_rows for name, table in reader.tables.items()})
     for table in reader.tables:
         for keys, records in reader.rows(table):
             own = slice(None) if owns is None else owns(keys)
             rows.load(table, keys[own], records[own])
-    return rows, int(reader.facts["row_steps"][0])
+    return rows
 
 
 def _open_checkpoint(path: str | Path, settings: DatabaseSettings) -> CheckpointReader:
@@ -69,7 +71,7 @@ def _open_checkpoint(path: str | Path, settings: DatabaseSettings) -> Checkpoint
         spec.name: f"dim {spec.dim}, {optimizer} ({settings.state_width(spec)} of state), {settings.dtype}"
         for spec in settings.tables
     }
-    saved = reader.facts.get("row_optimizer")
+    saved = reader.facts.get("row_optimizer", "no row_optimizer in its facts")
     theirs = {
         table.name: f"dim {table.dim}, {saved} ({table.state_width} of state), {table.dtype}"
         for table in reader.tables.values()
@@ -81,5 +83,29 @@ def _open_checkpoint(path: str | Path, settings: DatabaseSettings) -> Checkpoint
                 f"{reader.path} has other tables: {name!r} is {found} there and {needed} here; "
                 "create the database with the tables and the optimizer it was saved with"
             )
+    for name in ours:
+        _check_format(reader, name)
     reader.verify()
     return reader
+
+
+def _check_format(reader: CheckpointReader, table: str) -> None:
+    """Refuse parts of rows, and rows that are not those of one id: read by key, they would be wrong."""
+    format = reader.format(table)
+    if not isinstance(format, WholeRows) or not format.keyed_by_id:
+        raise CheckpointError(
+            f"{reader.path} was trained with pruning or within a budget: table {table!r} is in format "
+            f"{format.name!r}, and an embedding database needs a whole row for each id; load a checkpoint "
+            "that was trained without them"
+        )
+
+
+def _num_steps(reader: CheckpointReader) -> int:
+    """The steps that rows have taken, which some optimizers need."""
+    facts = reader.facts
+    steps = facts.get("row_steps") or [facts.get("step")]  # checkpoints written by hand have ``step`` alone
+    if not isinstance(steps, list) or not isinstance(steps[0], int):
+        raise CheckpointError(
+            f"{reader.path} does not say how many steps its rows have taken; write facts['step'] with it"
+        )
+    return steps[0]

@@ -37,14 +37,14 @@ class Snapshot:
     It costs a copy, in time and memory, of each row trained since.
     """
 
-    def __init__(self, rows: Rows, on_unknown: str, step: int) -> None:
-        self.step = step  # updates before it was taken
+    def __init__(self, rows: Rows, on_unknown: str) -> None:
         self.is_open = True
         self._rows, self._on_unknown = rows, on_unknown
         groups = rows.groups
         self._changed = [KeyIndex(len(group.tables)) for group in groups]  # keys inserted or deleted since
         self._saved = [KeyedVectors(1, group.arena.width, group.dtype) for group in groups]  # by record
         with rows.structure.exclusive(), rows.records.exclusive():
+            self.step = rows.num_steps  # updates before it was taken
             self._num_keys = [group.index.num_keys for group in groups]
             self._lease = rows.leases.begin()
             rows.add_snapshot(self)
@@ -84,9 +84,10 @@ class Snapshot:
 
     def blocks(self, table: str) -> Generator[tuple[Int64s, Floats]]:
         """All rows of a table as blocks of (keys, records); deletions wait until the generator ends."""
-        self.check_open()
         place = self._rows.places[self._rows.settings.table(table).name]
-        changed = self._changed[place.group]
+        with self._rows.structure.shared():
+            self.check_open()
+            changed = self._changed[place.group]
         with self._rows.deleting:
             for keys, records in self._rows.groups[place.group].index.blocks(place.position):
                 changes = changed.find_each(np.full(len(keys), place.position), keys)
@@ -98,6 +99,7 @@ class Snapshot:
     def find(self, keys: Keys) -> Int64s:
         """Locations that distinct keys had in this process, -1 for those without a row."""
         with self._rows.structure.shared():
+            self.check_open()  # another thread may have closed it since
             # In this order: the change of a key that is found was noted before.
             locations, _ = self._rows.groups[keys.group].index.find(keys.values, keys.starts)
             changed = self._changed[keys.group]
@@ -110,6 +112,7 @@ class Snapshot:
         """Write vectors to ``out``, from saved records where rows have changed since."""
         arena = self._rows.groups[group].arena
         with self._rows.records.shared():
+            self.check_open()
             which, contents = self._saved_records(group, vectors.locations)
             if len(which):
                 before = contents[:0, : out.shape[1]] if vectors.spare is None else vectors.spare
@@ -180,6 +183,7 @@ class Snapshot:
         for first in range(0, len(keys), _BLOCK_ROWS):
             some = records[first : first + _BLOCK_ROWS]
             with self._rows.records.shared():
+                self.check_open()
                 contents = self._rows.groups[group].arena.read(some)
                 which, saved = self._saved_records(group, some)
             contents[which] = saved

@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 Result = TypeVar("Result")
 OPERATIONS = (
     *("prefetch", "pull", "push", "update", "delete", "migrate", "snapshot", "snapshot.pull"),
-    *("save", "load", "total_rows"),
+    *("save", "load", "total_rows", "discard_pushed"),
 )
 NUM_SEQUENCES = 3  # of calls: index, rows, snapshots; each is used by one thread at a time
 _FIXED = 3  # words of a header: operation, number of the call, subject

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rowhaul.database.base import Database, MemoryReport
 from rowhaul.database.distributed import locations
-from rowhaul.database.distributed.calls import Calls, check_equal, form_links
+from rowhaul.database.distributed.calls import Calls, RefusedError, check_equal, form_links
 from rowhaul.database.distributed.dividing import owners_of
 from rowhaul.database.distributed.routes import ARRAYS_PER_GROUP, Route, find_route
 from rowhaul.database.distributed.snapshot import DistributedSnapshot
@@ -32,7 +32,7 @@ from rowhaul.database.settings import DatabaseSettings
 from rowhaul.database.snapshot import Snapshot, check_on_unknown
 from rowhaul.database.tickets import Ticket
 from rowhaul.database.vectors import Floats
-from rowhaul.errors import ConfigError, DataError
+from rowhaul.errors import ClusterError, ConfigError, DataError
 from rowhaul.optim import RowOptimizerRule
 from rowhaul.transport.base import Links
 
@@ -49,9 +49,10 @@ class DistributedEmbeddingDatabase(Database):
     ranks within a push: the same bits in every run, and those of one process up to rounding.
 
     Every call except `num_rows` and `memory` is collective. There are three sequences of calls, and all ranks
-    must keep one order in each: (1) prefetch, delete, migrate, snapshot, load and total_rows; (2) pull, push
-    and update; (3) reading and saving snapshots. A rank that makes another call is an error on all ranks; one
-    that makes none is an error after ``timeout_seconds``.
+    must keep one order in each: (1) prefetch, delete, migrate, snapshot, load and total_rows; (2) pull, push,
+    update and discard_pushed; (3) reading and saving snapshots. Snapshots and loads must also be between the
+    same calls of (2) on all ranks. A rank that makes another call is an error on all ranks; one that makes
+    none is an error after ``timeout_seconds``.
 
     Args:
         tables: as for `EmbeddingDatabase`; the same on all ranks, as are optimizer, lr, dtype and seed.
@@ -170,9 +171,12 @@ class DistributedEmbeddingDatabase(Database):
 
     def update(self, lr: float | None = None) -> int:
         """Apply everything that any rank pushed in one optimizer step; return the rows moved on this rank."""
-        moved = self._traffic.update(self._open_rows(), self._rate(lr), self._step + 1)
-        self._step += 1
-        return moved
+        return self._traffic.update(self._open_rows(), self._rate(lr))
+
+    def discard_pushed(self) -> None:
+        """Drop everything that any rank pushed since the last update."""
+        self._open_rows()
+        self._traffic.discard_pushed()
 
     def delete(self, keys: Any, table: str | None = None) -> int:
         """Delete the rows of the keys that any rank passes; return how many existed on all ranks."""
@@ -196,36 +200,34 @@ class DistributedEmbeddingDatabase(Database):
         return self._in_order(lambda: locations.migrate(calls, rows, self._moved, request, rank))
 
     def snapshot(self, on_unknown: str = "init") -> DistributedSnapshot:
-        """Take a snapshot of the rows of all ranks, for reading while training continues."""
+        """Take a snapshot of the rows of all ranks, for reading while training continues.
+
+        All ranks must be between the same updates: call it in the thread that updates, or let that thread
+        wait. Otherwise it is an error on all ranks, and may be tried again.
+        """
         check_on_unknown(on_unknown)
-        rows = self._open_rows()
-
-        def take() -> DistributedSnapshot:
-            self._index_calls.compare("snapshot", self._step)
-            local = Snapshot(rows, on_unknown, self._step)
-            return DistributedSnapshot(self._read_calls, rows, local, self._moved.copy(), on_unknown)
-
-        return self._in_order(take)
+        self._open_rows()
+        return self._in_order(lambda: self._take_snapshot(on_unknown))
 
     def load(self, path: str | Path) -> None:
         """Replace all rows by a checkpoint's, written by any number of ranks.
 
         Every rank reads all of it and keeps the rows whose keys it owns. If it is damaged for any rank,
-        nothing changes on any.
+        nothing changes on any. What was pushed is dropped.
         """
         self._open_rows()
         self._in_order(lambda: self._load(path))
 
     def memory(self) -> MemoryReport:
         """Report bytes by purpose, of this rank."""
-        return MemoryReport.of(self._open_rows(), [])
+        return MemoryReport.of(self._open_rows(), self._traffic.pushed_bytes)
 
     def close(self) -> None:
         """Stop the threads, close the process groups and drop all rows; may be called repeatedly."""
         self._pool.shutdown()
         if self._rows is not None:
-            self._rows = None
-            self._traffic.discard_pushed()
+            self._drop_rows()
+            self._traffic.forget_pushed()
             self._pieces.close()
             self._close_links()
 
@@ -276,6 +278,22 @@ class DistributedEmbeddingDatabase(Database):
         totals: list[int] = np.sum([counts for (counts,) in heard], axis=0).tolist()
         return dict(zip(names, totals, strict=True))
 
+    def _take_snapshot(self, on_unknown: str) -> DistributedSnapshot:
+        rows = self._open_rows()
+        local = Snapshot(rows, on_unknown)
+        own = np.full((self.num_ranks, 1), local.step)
+        steps = self._index_calls.compare("snapshot", 0, own)[:, 0].tolist()
+        if len(set(steps)) > 1:
+            local.close()
+            found = ", ".join(f"{step} on rank {rank}" for rank, step in enumerate(steps))
+            raise RefusedError(
+                ClusterError(
+                    f"ranks took a snapshot after different numbers of updates: {found}; take it where all "
+                    "ranks are between the same updates"
+                )
+            )
+        return DistributedSnapshot(self._read_calls, rows, local, self._moved.copy(), on_unknown)
+
     def _load(self, path: str | Path) -> None:
         read = partial(
             load_rows,
@@ -284,6 +302,6 @@ class DistributedEmbeddingDatabase(Database):
             self._pieces,
             lambda keys: owners_of(keys, self.num_ranks) == self.rank,
         )
-        (rows, step), _ = self._index_calls.attempt("load", 0, read)
-        self._rows, self._moved, self._step = rows, locations.Moved(rows), step
-        self._traffic.discard_pushed()
+        rows, _ = self._index_calls.attempt("load", 0, read)
+        self._traffic.drop_pushed()
+        self._rows, self._moved = rows, locations.Moved(rows)

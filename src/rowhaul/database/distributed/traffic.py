@@ -50,8 +50,26 @@ class Traffic:
         """Whether pushed gradients wait for an update."""
         return bool(self._pushed)
 
+    @property
+    def pushed_bytes(self) -> int:
+        """Bytes of pushed gradients that wait for an update, to this rank and from it."""
+        pushed = list(self._pushed)  # another thread may push
+        return sum(array.nbytes for one in pushed for array in (*one.arriving, *one.leaving))
+
     def discard_pushed(self) -> None:
-        """Drop what was pushed."""
+        """Drop what was pushed, on all ranks."""
+        with self._calls.call():
+            self._calls.compare("discard_pushed", 0)
+            self._calls.await_headers()
+            self._drop_pushed()
+
+    def drop_pushed(self) -> None:
+        """Drop what was pushed, as part of another call of all ranks."""
+        with self._calls.call():
+            self._drop_pushed()
+
+    def forget_pushed(self) -> None:
+        """Drop what was pushed without waiting for it: only before the links are closed."""
         self._pushed.clear()
 
     def pull(self, rows: Rows, ticket: Ticket[Route], route: Route, fill: OfGroup) -> None:
@@ -100,18 +118,15 @@ class Traffic:
                 raise RefusedError(stale)
             self._pushed.append(pushed)
 
-    def update(self, rows: Rows, lr: float, number: int) -> int:
+    def update(self, rows: Rows, lr: float) -> int:
         """Apply everything pushed, in the order of pushes and ranks; return the rows moved here."""
         with self._calls.call():
             self._calls.compare("update", subject_of(lr))
             self._calls.await_headers()
-            for pushed in self._pushed:
-                wait_received(pushed.received)
+            self._receive_all()
             given = [gradients for pushed in self._pushed for gradients in self._gradients(pushed)]
-            moved = rows.step(given, lr, number)
-            for pushed in self._pushed:
-                self._finish(pushed)
-            self._pushed.clear()
+            moved = rows.step(given, lr)
+            self._finish_all()
         return moved
 
     def _allocate(self, rows: Rows, bounds: list[list[int]]) -> list[Floats]:
@@ -130,6 +145,20 @@ class Traffic:
                     arrived = _of_rank(pushed.arriving[group], one.served_bounds, rank)
                 vectors = one.served[rank]
                 yield Gradients(pushed.lease, group, None, vectors.locations, row_gradients(vectors, arrived))
+
+    def _drop_pushed(self) -> None:
+        # A Gloo buffer that is freed before its message is complete can break the connection.
+        self._receive_all()
+        self._finish_all()
+
+    def _receive_all(self) -> None:
+        for pushed in self._pushed:
+            wait_received(pushed.received)
+
+    def _finish_all(self) -> None:
+        for pushed in self._pushed:
+            self._finish(pushed)
+        self._pushed.clear()
 
     def _finish(self, pushed: _Pushed) -> None:
         """Reuse the memory of a push that was received."""
