@@ -22,25 +22,45 @@ CLASSES = {
         "rowhaul.train.cluster_config.ClusterConfig",
         "rowhaul.pruning.settings.PruneSettings",
         "rowhaul.schedule.lifetimes.policy.RowPolicy",
+        "rowhaul.train.run.train_run",
+        "rowhaul.train.loading.load_trained",
+        "rowhaul.export.pretrained.load_pretrained",
         "rowhaul.nn.models.build_model",
     ],
     "Embeddings": [
         "rowhaul.nn.config.EmbeddingBagConfig",
         "rowhaul.nn.embedding.EmbeddingBagCollection",
+        "rowhaul.nn.config.EmbeddingConfig",
+        "rowhaul.nn.unpooled.EmbeddingCollection",
+        "rowhaul.nn.jagged.keyed_jagged_tensor.KeyedJaggedTensor",
+        "rowhaul.nn.jagged.jagged_tensor.JaggedTensor",
+        "rowhaul.nn.jagged.keyed_tensor.KeyedTensor",
         "rowhaul.nn.optimizer.RowOptimizer",
         "rowhaul.nn.batch.Batch",
         "rowhaul.optim.rules",
     ],
+    "A model of PyTorch": ["rowhaul.nn.wrapping.wrap.wrap", "rowhaul.nn.wrapping.wrap.step_rows_with"],
     "Data": ["rowhaul.data.schema.Schema", "rowhaul.data.stream.SampleStream"],
     "A loop of your own over several workers": [
         "rowhaul.cluster.joining.join",
         "rowhaul.cluster.launcher.launch",
+        "rowhaul.train.distributed.setup.distribute",
+        "rowhaul.train.distributed.evaluation.evaluate",
+        "rowhaul.train.distributed.own_loop.save_checkpoint",
+        "rowhaul.train.distributed.own_loop.find_checkpoint",
+        "rowhaul.train.distributed.dcp.find_dcp",
+        "rowhaul.train.distributed.dcp.load_dcp",
+        "rowhaul.checkpoint.dcp.DcpReader",
     ],
     "The embedding database": [
         "rowhaul.database.database.EmbeddingDatabase",
+        "rowhaul.database.distributed.database.DistributedEmbeddingDatabase",
+        "rowhaul.database.bags.DatabaseBags",
+        "rowhaul.transport.dense.dense_sum.DenseSum",
         "rowhaul.database.settings",
     ],
     "Serving": ["rowhaul.serve.scorer.Scorer"],
+    "Retrieval": ["rowhaul.retrieval.index.ItemIndex", "rowhaul.retrieval.index.write_index"],
     "Errors": ["rowhaul.errors"],
 }
 
@@ -57,7 +77,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def classes() -> Iterator[str]:
     """A page that asks mkdocstrings for every class that a user meets."""
-    yield "# Python\n\nThe classes and functions that most programs need, and the modules behind them.\n"
+    yield "# Python\n\nWhat `import rowhaul` gives you, and the modules behind it.\n"
     for title, names in CLASSES.items():
         yield f"## {title}\n"
         yield from (f"::: {name}\n" for name in names)

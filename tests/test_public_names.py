@@ -1,8 +1,10 @@
 """What `rowhaul` exports, and that it runs from a source tree that is not installed."""
 
 import ast
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,15 @@ def test_lazy_exports_exist_and_have_types(package):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     assert sorted(alias.asname for node in typed.body for alias in node.names) == package.__all__
+
+
+def test_the_reference_has_what_can_be_imported():
+    named = re.findall(r'"(rowhaul[.][\w.]+)"', (ROOT / "release" / "site.py").read_text())
+    listed = {one.rpartition(".")[2]: one for one in named}
+    public = {name: getattr(rowhaul, name) for name in rowhaul.__all__}
+    for name, value in public.items():
+        if not inspect.ismodule(value) and name != "RowhaulError":
+            assert listed.get(name) == f"{value.__module__}.{name}"
 
 
 def pages():
