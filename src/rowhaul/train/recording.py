@@ -34,7 +34,9 @@ class StepRecorder:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: Batch | None = None  # what the graph reads
         self._result: Tensor | None = None  # its loss, and a number that is finite if all gradients are
-        self._heard = torch.empty(2, dtype=getattr(torch, trainer.config.precision), pin_memory=True)
+        self._heard = torch.empty(
+            2, dtype=getattr(torch, trainer.config.precision), pin_memory=trainer.device.type == "cuda"
+        )
         self._version: Any = None
         self._scores: tuple[Tensor, Tensor] | None = None  # labels and logits, for progressive validation
         self._num_alike = 0  # ordinary steps with batches of one shape
@@ -118,6 +120,8 @@ class StepRecorder:
             self._result = torch.stack([loss, norms.sum().to(loss.dtype)])
             rows.step(trainer.rows.param_groups[0]["lr"], trainer.step + 1)
             trainer.dense.step()
+        # An ordinary step adds to the gradients it finds. Replays need none here: the graph keeps its memory.
+        trainer.dense.zero_grad(set_to_none=True)
         self._graph, self._version = graph, rows.memory_version
 
 
