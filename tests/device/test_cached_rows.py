@@ -122,6 +122,29 @@ def test_evaluation_reads_rows_wherever_they_are_and_changes_nothing():
         assert by_key(there) == by_key(here)
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_a_step_between_forward_and_backward_is_refused(is_weighted):
+    """Rows of the first batch may be gone from the card, and their records those of other rows."""
+    tables = [EmbeddingBagConfig(embedding_dim=4, name="a", feature_names=["x"])]
+    rows = EmbeddingBagCollection(tables, is_weighted, optimizer=RowwiseAdagrad(0.1))
+    rows.read_from(CachedDeviceRows(rows.feature_groups, rows.optimizer, 5, DEVICE, TIGHT))
+    weights = torch.ones(3, requires_grad=True) if is_weighted else None
+
+    def forward(first):
+        ids = torch.arange(first, first + 3)
+        return rows(KeyedJaggedTensor(["x"], ids, weights, lengths=torch.tensor([1, 2]))).values().sum()
+
+    late = forward(0)
+    forward(3).backward()
+    rows.apply_gradients(0.1, 1)
+    rows.anchor.requires_grad_(not is_weighted)
+    with pytest.raises(ConfigError, match="a step was taken between forward and backward"):
+        late.backward()
+    rows.anchor.requires_grad_()
+    forward(0).backward()
+    rows.apply_gradients(0.1, 2)
+
+
 def test_unknown_keys_can_be_refused():
     rows = collection(TIGHT, on_unknown="error")
     trained(rows, 2)

@@ -1,5 +1,6 @@
 """Training on a card: these need one."""
 
+import copy
 import json
 import shutil
 import subprocess
@@ -11,15 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+import rowhaul
 from rowhaul.data.prefetch import prefetch
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.errors import ConfigError
+from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import snapshot, train_run
 from rowhaul.train.config import ModelConfig, OptimizerConfig, TrainConfig
 from rowhaul.train.publish_config import PublishConfig
-from rowhaul.train.trainer import Trainer
+from rowhaul.train.trainer import Trainer, own_device
 
 needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 SCHEMA = Schema(
@@ -106,6 +109,65 @@ def test_a_cache_of_rows_gives_the_bits_of_all_rows_and_so_does_what_it_saves(tm
         np.testing.assert_allclose(found, losses[10:], rtol=1e-3 if device == "cpu" else 0)
     rows = half.collection.num_rows("C0")
     assert rows == trained("cuda", 20)[0].collection.num_rows("C0")
+
+
+@needs_card
+def test_an_ordinary_step_after_recorded_ones_learns_from_its_own_batch_alone():
+    sizes = [*[64] * 8, 10, *[64] * 6, 10, 10]
+    batches = [next(samples(1, seed=number, size=size)) for number, size in enumerate(sizes)]
+    found = []
+    for records in (True, False):
+        trainer = Trainer(config("cuda", dense=OptimizerConfig("Adam", 0.01)), SCHEMA)
+        assert trainer._recorder is not None
+        if not records:
+            trainer._recorder = None
+        found.append([trainer.train_step(trainer.prepare(one)) for one in batches])
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+@needs_card
+def test_bags_without_padding_are_summed_on_a_card_as_by_pytorch():
+    plain = torch.nn.EmbeddingBag(30, 3, mode="sum", padding_idx=2)
+    wrapped = rowhaul.wrap(torch.nn.Sequential(copy.deepcopy(plain))).cuda()
+    ids = torch.tensor([[1, 2, 3], [2, 2, 2], [4, 4, 2]])
+    torch.testing.assert_close(wrapped(ids.cuda()).cpu(), plain(ids))
+
+
+@needs_card
+def test_weights_on_a_card_have_gradients_where_rows_are_in_host_memory():
+    rows = EmbeddingBagCollection(
+        [EmbeddingBagConfig(embedding_dim=3, name="t", feature_names=["f"])], is_weighted=True
+    )
+    found = []
+    for device in ("cpu", "cuda"):
+        weights = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
+        ids = KeyedJaggedTensor(["f"], torch.tensor([1, 2, 3]), weights, lengths=torch.tensor([2, 1]))
+        rows(ids).values().sum().backward()
+        assert weights.grad.device == weights.device
+        found.append(weights.grad.cpu())
+    assert torch.equal(*found)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
+def test_one_process_trains_on_a_card_that_is_not_the_first():
+    tables = [EmbeddingBagConfig(embedding_dim=3, name="t", feature_names=["f"])]
+    torch.cuda.set_device(0)
+    with pytest.raises(ConfigError, match=r'call torch.cuda.set_device\("cuda:1"\)'):
+        EmbeddingBagCollection(tables).to("cuda:1")
+    try:
+        for memory in ("", "300KiB"):
+            assert trained("cuda:1", device_memory=memory)[1] == trained("cuda:0", device_memory=memory)[1]
+    finally:
+        torch.cuda.set_device(0)
+
+
+def test_a_card_becomes_the_threads_own(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert [own_device(name) for name in ("cpu", "cuda:1")] == [torch.device("cpu"), *chosen]
+    assert chosen == [torch.device("cuda", 1)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

@@ -1,11 +1,13 @@
 """A collection whose rows are on a card against one whose rows are in this process."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
 import torch
 
+from rowhaul.errors import ConfigError
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rowhaul.nn.config import PoolingType
 from rowhaul.optim import Adagrad, RowwiseAdagrad
@@ -14,7 +16,7 @@ from slow_cases import mostly_slow
 pytest.importorskip("triton", reason="Triton is not installed: `pip install rowhaul[gpu]`")
 
 from rowhaul.device.launch import runs_interpreted
-from rowhaul.device.rows import DeviceRows
+from rowhaul.device.rows import DeviceRows, rows_on
 
 DEVICE = torch.device("cpu" if runs_interpreted() else "cuda")
 
@@ -105,6 +107,37 @@ def test_rows_move_between_memories():
         if name.endswith(".keys"):
             order = np.argsort(before[name])
             np.testing.assert_array_equal(array[np.argsort(array)], before[name][order])
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_has_rows_of_its_own(duplicate, monkeypatch):
+    monkeypatch.setattr("rowhaul.device.arena.shift_of", lambda record_bytes: 4)  # many chunks
+    _, there = collections()
+
+    def step(rows, first, number):
+        ids = KeyedJaggedTensor(
+            ["x", "y", "z", "w"], torch.arange(first, first + 80), lengths=torch.ones(80, dtype=torch.int64)
+        )
+        rows(ids).values().sum().backward()
+        rows.apply_gradients(0.1, number)
+
+    def state(rows):
+        return {name: array.clone() for name, array in rows.state_dict().items()}
+
+    step(there, 0, 1)
+    before, copied = state(there), duplicate(there)
+    torch.testing.assert_close(state(copied), before, rtol=0, atol=0)
+    step(copied, 40, 2)
+    torch.testing.assert_close(state(there), before, rtol=0, atol=0)
+    step(there, 40, 2)
+    torch.testing.assert_close(state(copied), state(there), rtol=0, atol=0)
+
+
+def test_rows_on_a_card_that_is_not_the_threads_own_are_refused(monkeypatch):
+    here, _ = collections()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(ConfigError, match=r'call torch.cuda.set_device\("cuda:1"\)'):
+        rows_on(torch.device("cuda", 1), here.feature_groups, here.optimizer, 5, 0)
 
 
 def test_two_runs_give_the_same_bits():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rowhaul.errors import ConfigError
 from rowhaul.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from rowhaul.store import TableGroup, TableSpec
 
@@ -84,3 +85,11 @@ def test_rows_read_often_are_summed_in_pieces():
         expected = [np.concatenate(parts) for parts in zip(*there.blocks(table), strict=True)]
         order = np.argsort(expected[0])
         np.testing.assert_allclose(found[1], expected[1][order], rtol=1e-9, atol=1e-9)
+
+
+def test_a_row_optimizer_of_ones_own_is_refused():
+    class Mine(SGD):
+        pass
+
+    with pytest.raises(ConfigError, match=r"Mine does not step rows on a card.*take one of SGD, Adagrad"):
+        tables_of(Mine(0.1), 4, "float32")

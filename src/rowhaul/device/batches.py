@@ -96,9 +96,10 @@ class FeatureBags:
         return Ids(keys, tables, entries, bags)
 
     def _tables_of_bags(self, num_samples: int) -> Tensor:
-        if self._tables_of[0] != num_samples:
-            self._tables_of = num_samples, self._tables.repeat_interleave(num_samples)
-        return self._tables_of[1]
+        known = self._tables_of  # once: another thread may replace it
+        if known[0] != num_samples:
+            known = self._tables_of = num_samples, self._tables.repeat_interleave(num_samples)
+        return known[1]
 
     def _there(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

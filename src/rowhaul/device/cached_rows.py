@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -130,8 +131,8 @@ class CachedDeviceRows(DeviceRows):
         if self.device.type == "cuda":
             stream = torch.cuda.current_stream(self.device)
             for records, ids in zip(batch.records, batch.ids, strict=True):
-                for one in (records, ids.bags.offsets, ids.bags.bags):
-                    if one is not None:
+                for one in (records, ids.entries, ids.bags.offsets, ids.bags.bags):
+                    if isinstance(one, torch.Tensor):
                         one.record_stream(stream)
         return batch
 
@@ -142,8 +143,9 @@ class CachedDeviceRows(DeviceRows):
         if not training:
             return self._look(features, on_unknown)
         batch = self._batches[features] if features is self.recorded else self._batch_of(features)
+        holds = partial(self._ahead.is_valid, batch)
         return [
-            DeviceRead(self, number, ids, records, None)
+            DeviceRead(self, number, ids, records, None, holds)
             for number, (ids, records) in enumerate(zip(batch.ids, batch.records, strict=True))
         ]
 
@@ -251,13 +253,6 @@ class CachedDeviceRows(DeviceRows):
         with self._paused():
             self._ahead.clear()
             super().clear()
-
-    def __deepcopy__(self, memo: Any) -> CachedDeviceRows:
-        copy = CachedDeviceRows(
-            self._groups, self.tables[0].optimizer, self._seed, self.device, self.device_memory
-        )
-        copied: CachedDeviceRows = self.copied_into(copy)
-        return copied
 
     # What was done.
 

@@ -32,7 +32,8 @@ def joined_dots(first: Tensor | None, others: Tensor, num_vectors: int, *, pads:
     dim = others.shape[1] // (num_vectors - (first is not None))
     if num_vectors > _MOST_VECTORS or dim > _MOST_COLUMNS:
         return None
-    joined: Tensor = _JoinedDots.apply(first, others, num_vectors, dim, pads)  # type: ignore[no-untyped-call]  # torch's apply has no types
+    with torch.cuda.device_of(others):  # Triton starts kernels on the thread's card
+        joined: Tensor = _JoinedDots.apply(first, others, num_vectors, dim, pads)  # type: ignore[no-untyped-call]  # torch's apply has no types
     return joined
 
 

@@ -28,7 +28,11 @@ class _AtOnce(Executor):
 
 def worker(device: torch.device, name: str) -> Executor:
     """Return a thread that does one thing after the other."""
-    return ThreadPoolExecutor(1, thread_name_prefix=name) if device.type == "cuda" else _AtOnce()
+    if device.type != "cuda":
+        return _AtOnce()
+    # Threads begin with the first card as their own.
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return ThreadPoolExecutor(1, name, torch.cuda.set_device, (number,))
 
 
 class Lane:

@@ -32,7 +32,8 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor, *, in_parts: bool = Tru
 
 def linear_relu_in_parts(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The same, where each product of numbers is three of TF32."""
-    out: Tensor = _LinearReLUInParts.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch's apply has no types
+    with torch.cuda.device_of(x):  # Triton starts kernels on the thread's card
+        out: Tensor = _LinearReLUInParts.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch's apply has no types
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.nn.named_rows import NamedRows
-from rowhaul.nn.row_source import RowGradients, RowNote, RowSource
+from rowhaul.nn.row_source import Arrays, RowGradients, RowNote, RowSource
 from rowhaul.optim import RowOptimizerRule
 
 
@@ -28,9 +28,15 @@ class DeviceRead:
     """One batch's use of tables on a card."""
 
     def __init__(
-        self, rows: DeviceRows, number: int, ids: Ids, records: Tensor, spare: Tensor | None
+        self,
+        rows: DeviceRows,
+        number: int,
+        ids: Ids,
+        records: Tensor,
+        spare: Tensor | None,
+        holds: Callable[[], bool] = lambda: True,  # whether the records are still those of the ids
     ) -> None:
-        self.device, self.entries = rows.device, ids.entries
+        self.device, self.entries, self._holds = rows.device, ids.entries, holds
         self._rows, self._number, self._ids = rows, number, ids
         self._records, self._spare = records, spare
         self._cleared = rows.num_clears
@@ -41,15 +47,25 @@ class DeviceRead:
 
     def keep_gradients(self, weights: Tensor | None, pooled_gradients: Any) -> None:
         """Keep the gradients of vectors for the step, which sums them by row."""
-        if self._cleared != self._rows.num_clears:
-            raise ConfigError("rows were cleared or loaded between forward and backward; run forward again")
+        self._check()
         one = self._records, self._bags(weights), torch.as_tensor(pooled_gradients)
         self._rows.pending[self._number].append(one)
 
     def weight_gradients(self, pooled_gradients: Any) -> Any:
         """Return the gradient of each id's weight."""
+        self._check()
         gradients = torch.as_tensor(pooled_gradients)
         return self._tables.weight_gradients(self._records, self._ids.bags, self._spare, gradients)
+
+    def _check(self) -> None:
+        """Refuse records that may be those of other rows by now."""
+        if self._cleared != self._rows.num_clears:
+            raise ConfigError("rows were cleared or loaded between forward and backward; run forward again")
+        if not self._holds():
+            raise ConfigError(
+                "a step was taken between forward and backward, after which rows may leave the card "
+                "(device_memory); run forward again"
+            )
 
     @property
     def _tables(self) -> DeviceTables:
@@ -71,6 +87,8 @@ class DeviceRows(NamedRows):
         seed: of first values.
         device: the card.
     """
+
+    device_memory = 0  # bytes on the card that bound the rows there; 0: all are there
 
     def __init__(
         self, groups: Sequence[FeatureGroup], optimizer: RowOptimizerRule, seed: int, device: torch.device
@@ -253,6 +271,18 @@ class DeviceRows(NamedRows):
         for tables in self.tables:
             tables.clear()
 
+    # A copy has memory of its own, so what tells where records are would be wrong there.
+
+    def __deepcopy__(self, memo: Any) -> DeviceRows:
+        copied: DeviceRows = self.copied_into(rows_on(*self._made_with()))
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._made_with(), self.state())
+
+    def _made_with(self) -> tuple[Any, ...]:
+        return self.device, self._groups, self.tables[0].optimizer, self._seed, self.device_memory
+
     def report(self) -> None:
         """Return nothing: all rows are held, whole."""
 
@@ -269,11 +299,28 @@ def rows_on(
     device_memory: int,
 ) -> DeviceRows:
     """Make the rows of a collection on a card: all of them, or within ``device_memory`` bytes if not 0."""
+    _check_is_current(device)
     if not device_memory:
         return DeviceRows(groups, optimizer, seed, device)
     from rowhaul.device.cached_rows import CachedDeviceRows  # which derives from these
 
     return CachedDeviceRows(groups, optimizer, seed, device, device_memory)
+
+
+def _unpickled(made_with: tuple[Any, ...], state: Arrays) -> DeviceRows:
+    rows = rows_on(*made_with)
+    rows.load_state(state)
+    return rows
+
+
+def _check_is_current(device: torch.device) -> None:
+    """Refuse a card that is not the thread's own: Triton starts kernels on that."""
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return
+    raise ConfigError(
+        f"rows are to be on {device}, but this thread starts kernels on cuda:{torch.cuda.current_device()}; "
+        f'call torch.cuda.set_device("{device}") before rows come there, in each thread that uses them'
+    )
 
 
 def _names_of(features: FeatureBags, place: int) -> str:

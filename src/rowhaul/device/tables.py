@@ -53,6 +53,11 @@ class DeviceTables:
             )
         self.tables, self.optimizer, self.device = tuple(tables), optimizer, device
         self.dim, self.dtype = tables[0].dim, dtype
+        if type(optimizer) not in _RULES:
+            raise ConfigError(
+                f"{type(optimizer).__name__} does not step rows on a card, where kernels do; take one of "
+                f"{', '.join(one.__name__ for one in _RULES)}, or leave rows in host memory"
+            )
         self._rule = _RULES[type(optimizer)]
         self._seeds = torch.from_numpy(table_seeds([table.name for table in tables], seed).view(np.int64)).to(
             device

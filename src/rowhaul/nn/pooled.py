@@ -199,17 +199,16 @@ class PoolRows(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             # NumPy has no bfloat16; sums are made in the wider of both types.
             wide = torch.promote_types(weights.dtype, gradients.dtype)
-            weight_gradients = torch.zeros_like(weights, dtype=wide)
+            sums = torch.zeros(weights.shape, dtype=wide, device=device)
             for read in ctx.reads:
                 found = read.weight_gradients(as_array(gradients))
                 # Not +=: a feature that reads two tables has its entries in a group twice.
                 if isinstance(found, Tensor):
-                    places = torch.arange(len(weights), device=found.device)[read.entries]
-                    found = found.to(weight_gradients)
-                    weight_gradients.index_put_((places.to(weights.device),), found, accumulate=True)
+                    places = torch.arange(len(weights), device=device)[read.entries]
+                    sums.index_put_((places,), found.to(sums), accumulate=True)
                 else:
-                    np.add.at(weight_gradients.numpy(), read.entries, found)
-            weight_gradients = weight_gradients.to(weights.dtype)
+                    np.add.at(sums.numpy(), read.entries, found)
+            weight_gradients = sums.to(weights.device, weights.dtype)
         return None, weight_gradients, None, None, None, None
 
 

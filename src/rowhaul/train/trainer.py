@@ -62,7 +62,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, schema: Schema, device: torch.device | None = None) -> None:
         self.config, self.schema = config, schema
-        self.device = usable_device(config.device) if device is None else device
+        self.device = own_device(config.device) if device is None else device
         self.model = make_model(config, schema).to(self.device)
         self._losses = TaskLosses(schema, config.loss, self.model)
         self.rows = RowOptimizer(self.model)
@@ -231,6 +231,14 @@ class Trainer:
                 group["lr"].fill_(self.config.dense.lr * factor)
             else:
                 group["lr"] = self.config.dense.lr * factor
+
+
+def own_device(name: str) -> torch.device:
+    """Return a device by its name, and make a card the thread's own, which Triton starts kernels on."""
+    device = usable_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def usable_device(name: str) -> torch.device:
