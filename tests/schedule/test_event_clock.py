@@ -21,13 +21,15 @@ def test_rows_are_forgotten_when_events_are_that_much_newer(seed):
     policies = [RowPolicy(ttl="40s"), RowPolicy(ttl=3), RowPolicy(ttl="90s")]
     lifetimes, ages = Lifetimes(policies), {0: 40, 2: 90}
     last, newest = {}, 0  # by row: the iteration and the time it was named at
+    gaps = 0  # seconds without any event, so far
     for iteration in range(200):
         if random.random() < 0.05:  # a checkpoint, and a run that resumes
             saved, lifetimes = lifetimes.export(), Lifetimes(policies)
             lifetimes.restore(Saved(saved))
         named = rows_of(random.integers(0, 300, random.integers(0, 12)))
         lifetimes.see(iteration, *named)
-        time = int(1_700_000_000 + iteration * 5 + random.integers(-30, 30))  # events come out of order
+        gaps += int(random.integers(20, 1000)) if random.random() < 0.05 else 0
+        time = int(1_700_000_000 + gaps + iteration * 5 + random.integers(-30, 30))  # they come out of order
         newest = max(newest, time)
         for table, key in zip(named[0].tolist(), named[1].tolist(), strict=True):
             last[table, key] = iteration, newest
@@ -54,6 +56,13 @@ def test_long_ages_are_kept_in_steps():
         kept = iteration - int(found[0]) + 1 if found[0] else 0
         assert late <= kept <= exact
     assert len(clock.export()["clock.steps"]) < 2100
+
+
+def test_rows_of_unknown_times_are_not_old_once_times_are_known():
+    clock = EventClock([40])
+    for iteration, time in enumerate([0, 1_700_000_000, 1_700_000_039]):
+        assert clock.reach(iteration, time).tolist() == [0]
+    assert clock.reach(3, 1_700_000_040).tolist() == [2]
 
 
 def test_nothing_is_forgotten_while_no_time_is_known():

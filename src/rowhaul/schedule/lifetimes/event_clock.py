@@ -45,9 +45,12 @@ class EventClock:
         if len(self._steps) and self._steps[-1] == step:
             self._last[-1] = iteration
         else:
-            needed = self._steps * self._step_seconds >= self._newest - 2 * int(self._ages.max(initial=0))
-            self._steps = np.append(self._steps[needed], step)
-            self._last = np.append(self._last[needed], iteration)
+            since = self._newest - 2 * int(self._ages.max(initial=0))
+            first = int(np.searchsorted(self._steps * self._step_seconds, since))
+            # After a gap the last step before that says which rows are old; step 0 is of unknown times.
+            first -= int(first > 0 and self._steps[first - 1] > 0)
+            self._steps = np.append(self._steps[first:], step)
+            self._last = np.append(self._last[first:], iteration)
         # A step is over for an age when all of its seconds are.
         ends = (self._steps + 1) * self._step_seconds - 1
         over = np.searchsorted(ends, self._newest - self._ages, "right")
