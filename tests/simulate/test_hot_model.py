@@ -141,11 +141,13 @@ def test_too_few_batches_are_refused() -> None:
 
 
 @settings(max_examples=100)
-@given(st.integers(1, 5000), st.integers(0, 60), st.floats(0.1, 10))
-def test_ternary_search_finds_the_bottom(most: int, bottom: int, steepness: float) -> None:
+@given(st.integers(1, 5000), st.integers(0, 60), st.floats(0.1, 10), st.integers(0, 60))
+def test_ternary_search_finds_the_bottom(most: int, bottom: int, steepness: float, too_few: int) -> None:
+    """Caches may be too small for the first sizes: an iteration with these never ends."""
     sizes = hot._sizes(most)
     assert sizes[-1] == most
     values = {size: abs(place - bottom) * steepness for place, size in enumerate(sizes)}
+    values |= dict.fromkeys(sizes[:too_few], math.inf)
     found = hot._ternary(sizes, values.__getitem__)
     assert values[sizes[found]] == min(values.values())
     assert all(sizes[0] <= near <= most for near in hot._near(sizes, found))

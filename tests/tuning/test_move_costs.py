@@ -54,6 +54,11 @@ def test_every_rank_knows_the_same_times(topology: Topology) -> None:
     assert sizes[0] > 0
 
 
+def test_long_rows_are_as_many_as_the_trials_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "SPREAD_BYTES", 100 * LAYOUT.sizes().records[0])
+    assert len(measured(Topology(3, colocated=True))[0].moves) >= LEAST_SIZES
+
+
 def test_all_workers_push_to_and_pull_from_all_that_store() -> None:
     topology = Topology(2, num_stores=2)
     times = measured(topology)[0]

@@ -219,7 +219,8 @@ def _ternary(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
     while high - low > 2:
         third = (high - low) // 3
         left, right = low + third, high - third
-        if seconds(sizes[left]) <= seconds(sizes[right]):
+        # What is infinite on both sides has too few rows: caches hold the others with more (`predict_rows`).
+        if math.inf > seconds(sizes[left]) <= seconds(sizes[right]):
             high = right - 1
         else:
             low = left + 1

@@ -76,14 +76,15 @@ def measure_collectives(
     """
     rank = links.rank
     record, values = layout.sizes().records[0], layout.sizes().values[0]
-    num_rows = min(SPREAD_ROWS, SPREAD_BYTES // record)
+    per_rank = max(topology.num_workers, topology.num_shards)
+    most_needed = FIRST_ROWS * GROWTH ** (LEAST_SIZES - 1)  # of a trial, for each pair of ranks
+    num_rows = max(min(SPREAD_ROWS, SPREAD_BYTES // record), per_rank * most_needed)
     worker, home = rank < topology.num_workers, topology.colocated or rank >= topology.num_workers
     cache, stored = (RowMemory(layout) if one else None for one in (worker, home))
     for memory in (cache, stored):
         if memory is not None:  # more rows than any processor's cache holds
             memory.make(np.zeros(num_rows, np.int32), np.arange(num_rows))
     mover = Mover(rank, links, make_sync("on-demand"), lambda iteration: 0.0, cache, stored)
-    per_rank = max(topology.num_workers, topology.num_shards)
 
     def move(count: int, number: int) -> tuple[Plan, Callable[[], None]]:
         plan = _moving_plan(topology, _keys(num_rows, count * topology.num_shards, number), values)
@@ -106,7 +107,7 @@ def measure_collectives(
 
     # Rows of one trial differ, and are few among all.
     most_rows = min(num_rows // (2 * per_rank), MOST_BYTES // (record * per_rank))
-    most_rows = max(most_rows, FIRST_ROWS * GROWTH ** (LEAST_SIZES - 1))
+    most_rows = max(most_rows, most_needed)
     tried = [_grow(control, seconds, make, most_rows) for make in (move, sum_up)]
     for _ in range(TRIALS - GROWING):
         for one in chain(*tried):
