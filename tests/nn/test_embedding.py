@@ -189,6 +189,10 @@ def test_an_empty_batch_passes():
         (lambda: EmbeddingBagConfig(embedding_dim=0, name="t", feature_names=["f"]), "at least 1, got 0"),
         (lambda: EmbeddingBagConfig(embedding_dim=4, feature_names=["f"]), "needs a name"),
         (lambda: EmbeddingBagConfig(embedding_dim=4, name="t"), "feature_names is empty"),
+        (
+            lambda: EmbeddingBagConfig(embedding_dim=4, name="t", feature_names="user"),
+            r"feature_names must be a list such as \['user'\], got 'user'",
+        ),
         (lambda: EmbeddingBagCollection([]), "no tables"),
         (lambda: one_table(on_unknown="zero"), "one of init, default, error, tail, got 'zero'"),
         (lambda: one_table()(jagged({"g": [[1]]})), "feature 'f' is missing; the batch has g"),

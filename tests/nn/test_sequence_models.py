@@ -207,6 +207,13 @@ def test_refusals_say_what_to_change() -> None:
         model(make_batch({**IDS, "kinds": [[1], [], [], [], []]}))
 
 
+@pytest.mark.parametrize("name", ["din", "sasrec"])
+def test_one_name_is_a_list_of_one(name: str) -> None:
+    model = make_model(name, {"items": ("item", "history")}, history="history", target="item")
+    assert (model.history, model.target) == (("history",), ("item",))
+    assert make_model("two_tower", {"u": ("user",), "i": ("item",)}, item="user").item == ("user",)
+
+
 NUM_ITEMS, NUM_STEPS, BATCH = 40, 200, 128
 
 

@@ -72,6 +72,11 @@ class EmbeddingConfig:
             raise ConfigError(
                 f"{where}: embedding_dim must be an int of at least 1, got {self.embedding_dim!r}"
             )
+        features: Any = self.feature_names
+        if isinstance(features, str):  # would be read letter by letter
+            raise ConfigError(
+                f"{where}: feature_names must be a list such as [{features!r}], got {features!r}"
+            )
         if not self.feature_names:
             raise ConfigError(f"{where}: feature_names is empty; name the features that read this table")
         dtype = _DTYPES.get(getattr(self.data_type, "value", self.data_type), self.data_type)

@@ -130,6 +130,14 @@ def checked_sizes(name: str, given: Any) -> tuple[int, ...]:
     return sizes
 
 
+def checked_names(name: str, given: Any) -> tuple[str, ...]:
+    """Names of id features as a tuple, from any sequence of them, or from one."""
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+        raise ConfigError(f"{name} must be a list of id features, got {given!r}")
+    return tuple(names)
+
+
 def check_dropout(given: float) -> None:
     """Refuse what is no probability below 1."""
     if not isinstance(given, int | float) or not 0 <= given < 1:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rowhaul.nn.batch import Batch
 from rowhaul.nn.layers import LayerFactory
-from rowhaul.nn.models.base import MLPOptions, checked_sizes
+from rowhaul.nn.models.base import MLPOptions, checked_names, checked_sizes
 from rowhaul.nn.models.sequence import SequenceModel, owners, summed, summed_rows
 
 
@@ -32,6 +32,8 @@ class DINOptions(MLPOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("history", "target"):
+            object.__setattr__(self, name, checked_names(name, getattr(self, name)))
         object.__setattr__(self, "attention", checked_sizes("attention", self.attention))
 
 

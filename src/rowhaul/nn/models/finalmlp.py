@@ -11,17 +11,7 @@ from torch import Tensor, nn
 from rowhaul._nearest import did_you_mean
 from rowhaul.errors import ConfigError
 from rowhaul.nn.layers import MLP, LayerFactory
-from rowhaul.nn.models.base import MLPOptions, RecommendationModel, checked_sizes
-
-
-def _names(name: str, given: object) -> tuple[str, ...]:
-    if (
-        isinstance(given, str)
-        or not isinstance(given, Sequence)
-        or not all(isinstance(n, str) for n in given)
-    ):
-        raise ConfigError(f"{name} must be a list of id features, got {given!r}")
-    return tuple(given)
+from rowhaul.nn.models.base import MLPOptions, RecommendationModel, checked_names, checked_sizes
 
 
 @dataclass(frozen=True)
@@ -48,7 +38,7 @@ class FinalMLPOptions(MLPOptions):
             object.__setattr__(self, name, checked_sizes(name, getattr(self, name)))
         object.__setattr__(self, "second", self.second or self.hidden)
         for name in ("first_context", "second_context"):
-            object.__setattr__(self, name, _names(name, getattr(self, name)))
+            object.__setattr__(self, name, checked_names(name, getattr(self, name)))
         heads = self.num_heads
         if not isinstance(heads, int) or heads < 1:
             raise ConfigError(f"num_heads must be at least 1, got {heads!r}")

@@ -15,7 +15,7 @@ from rowhaul.nn.batch import Batch
 from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.layers import LayerFactory
 from rowhaul.nn.losses import Losses, per_sample_loss
-from rowhaul.nn.models.base import check_dropout
+from rowhaul.nn.models.base import check_dropout, checked_names
 from rowhaul.nn.models.sequence import (
     SequenceModel,
     check_negatives_loss,
@@ -57,6 +57,8 @@ class SASRecOptions:
     def __post_init__(self) -> None:
         check_dropout(self.dropout)
         check_negatives_loss(self.negatives_loss)
+        for name in ("history", "target"):
+            object.__setattr__(self, name, checked_names(name, getattr(self, name)))
         for name, least in (("max_length", 1), ("blocks", 0), ("heads", 1)):
             given = getattr(self, name)
             if not isinstance(given, int) or given < least:

@@ -19,7 +19,7 @@ from rowhaul.nn.batch import Batch
 from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.layers import MLP, LayerFactory
 from rowhaul.nn.losses import Losses, per_sample_loss
-from rowhaul.nn.models.base import MLPOptions, RecommendationModel
+from rowhaul.nn.models.base import MLPOptions, RecommendationModel, checked_names
 from rowhaul.nn.models.sequence import (
     check_negatives_loss,
     labelled_losses,
@@ -56,7 +56,7 @@ class TwoTowerOptions(MLPOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_negatives_loss(self.negatives_loss)
-        object.__setattr__(self, "item", tuple(self.item))  # a list in a configuration file
+        object.__setattr__(self, "item", checked_names("item", self.item))
         if not isinstance(self.size, int) or self.size < 1:
             raise ConfigError(f"size must be a number from 1, got {self.size!r}")
         if not isinstance(self.temperature, int | float) or not 0 <= self.temperature < float("inf"):
