@@ -171,11 +171,21 @@ def test_rows_stay_as_they_are_while_their_module_requires_no_gradient() -> None
     assert changed() == [True, False]
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_rows_frozen_before_wrapping_are_not_unfrozen_in_silence(kind: Any) -> None:
+    model = nn.Sequential(kind(3, 2))
+    model[0].weight.requires_grad_(False)
+    rowhaul.wrap(model)
+    with pytest.raises(ConfigError, match=r"table '0' was frozen when it was wrapped.*before rowhaul.wrap"):
+        model[0].requires_grad_()
+    assert model[0].requires_grad_(False) is model[0]
+
+
 @pytest.mark.parametrize("bags", [False, True])
 def test_another_type_is_refused_after_wrapping_and_another_device_is_not(bags: bool) -> None:
     model = rowhaul.wrap(nn.Sequential(nn.EmbeddingBag(3, 2) if bags else nn.Embedding(3, 2, padding_idx=0)))
     for convert in (nn.Module.double, nn.Module.half, lambda module: module.to(torch.bfloat16)):
-        with pytest.raises(ConfigError, match=r"are torch.float32 and cannot become .* before wrap"):
+        with pytest.raises(ConfigError, match=r"are torch.float32 and cannot become .* make the model anew"):
             convert(model)
     assert model.float()(torch.tensor([[1, 2]])).dtype == torch.float32
     assert model.to("meta")(torch.tensor([[1, 2]])).device.type == "meta"

@@ -33,7 +33,17 @@ class RowModule(nn.Module):
         return self.rows.table_configs()[0].embedding_dim
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Train or freeze the rows; calling it on a parent module does not reach them."""
+        """Train or freeze the rows; calling it on a parent module does not reach them.
+
+        Raises:
+            ConfigError: their table was frozen when it was wrapped, and cannot be trained.
+        """
+        table = self.rows.table_configs()[0]
+        if requires_grad and table.frozen:
+            raise ConfigError(
+                f"table {table.name!r} was frozen when it was wrapped, so its rows cannot be trained; "
+                "unfreeze the weight, with requires_grad_(True), before rowhaul.wrap()"
+            )
         self.rows.anchor.requires_grad_(requires_grad)
         return super().requires_grad_(requires_grad)
 
@@ -43,7 +53,8 @@ class RowModule(nn.Module):
         if wanted != held:
             raise ConfigError(
                 f"rows of a wrapped model are {held} and cannot become {wanted}; call double(), half() or "
-                "to(dtype) before wrap(), which takes float32 and float64, or use torch.autocast"
+                "to(dtype) before wrap(), which takes float32 and float64, or use torch.autocast. The other "
+                "modules may be converted already: make the model anew"
             )
         moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's method has no types
         return moved
@@ -121,7 +132,7 @@ class RowEmbeddingBag(RowModule):
                 raise ConfigError("per_sample_weights are for mode='sum', as in nn.EmbeddingBag")
             return None
         if given is None:
-            return torch.ones(len(ids), dtype=self.rows.table_configs()[0].data_type)
+            return torch.ones(len(ids), dtype=self.rows.table_configs()[0].data_type, device=ids.device)
         if given.numel() != len(ids):
             raise ConfigError(f"per_sample_weights need one number an id, {len(ids)}, got {given.numel()}")
         return given.reshape(-1)
