@@ -76,7 +76,7 @@ from rowhaul.transport.dense.overlapping import OverlappingSum
 wait = OverlappingSum.wait
 
 def slowly(self):
-    time.sleep(0.2)
+    time.sleep(0.5)
     return wait(self)
 
 OverlappingSum.wait = slowly
