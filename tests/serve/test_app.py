@@ -43,11 +43,16 @@ def ask(scorer, method, path, *, settings=None, **request):
     return asyncio.run(run())
 
 
-def arrow_body(table):
+def arrow_body(table, **options):
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as stream:
         stream.write_table(table)
     return sink.getvalue().to_pybytes()
+
+
+def nulls(count):
+    """Nulls that take no memory; those of `pa.nulls` do."""
+    return pa.Array.from_buffers(pa.null(), count, [None])
 
 
 def test_json_is_scored_as_by_the_scorer(scorer):
@@ -80,6 +85,7 @@ def test_arrow_is_scored_and_answered(scorer):
         (b"[1]", {}, 400, "must be a mapping"),
         (b"\x00\xff", {}, 400, "the body is no JSON"),
         (b"nonsense", {"Content-Type": ARROW}, 400, "the body is no Arrow stream"),
+        (b"", {"Content-Type": ARROW}, 400, "the body is no Arrow stream"),
         (b"{}", {}, 422, "candidates: it is missing"),
         (b'{"candidates": [], "user": 3}', {}, 422, "only shared and candidates are known"),
         (b'{"candidates": [{}]}', {}, 422, "candidates[0].user: it is missing"),
@@ -134,6 +140,13 @@ def test_the_value_that_is_no_number_is_named(values, place, said, scorer):
     }
 
 
+def test_a_list_that_is_no_ids_is_shown_by_its_type_however_long_it_is(scorer):
+    columns = {"user": [[True] * 1000], "item": ["a"], "tags": [None], "price": [1.0]}
+    answer = ask(scorer, "POST", "/score", json={"candidates": columns})
+    assert (answer.status_code, answer.json()["field"]) == (422, "candidates.user[0]")
+    assert answer.json()["error"].partition("got ")[2].startswith("list<")
+
+
 def test_other_paths_and_methods_are_refused_like_all_else(scorer):
     answer = ask(scorer, "GET", "/scores")
     assert (answer.status_code, list(answer.json())) == (404, ["error"])
@@ -159,6 +172,29 @@ def test_requests_have_limits(scorer):
 
     answer = ask(scorer, "POST", "/score", content=pieces(), settings=settings)  # without a length
     assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_body_that_arrow_would_unpack_is_refused(compression, scorer):
+    table, headers = pa.table({"price": np.zeros(1 << 20)}), {"Content-Type": ARROW}
+    body = arrow_body(table, compression=compression)
+    answer = ask(scorer, "POST", "/score", content=body, headers=headers)
+    assert (answer.status_code, "IpcWriteOptions(compression=None)" in answer.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        nulls(1 << 25),
+        pa.ListArray.from_arrays([0, 1 << 25], nulls(1 << 25)),
+        pa.FixedSizeListArray.from_arrays(nulls(1 << 25), 1 << 24),
+    ],
+)
+def test_nulls_that_take_no_bytes_are_counted_before_they_take_memory(tags, scorer):
+    body, headers = arrow_body(pa.table({"tags": tags})), {"Content-Type": ARROW}
+    answer = ask(scorer, "POST", "/score", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["field"]) == (413, "candidates")
+    assert "and 16,777,216 are allowed" in answer.json()["error"]
 
 
 def test_unknown_ids_are_an_error_where_that_is_asked_for(served_run):
@@ -190,12 +226,46 @@ def test_a_slow_request_is_given_up_and_too_many_are_turned_away(scorer, monkeyp
     assert "it was not scored within 0.3 seconds" in late[0].json()["error"]
 
 
-def test_a_body_that_does_not_come_is_given_up(scorer):
-    async def pieces():
-        yield b'{"candidates"'
-        await asyncio.sleep(30)
+async def stuck(piece=b'{"candidates"'):
+    """A body that does not come to its end."""
+    yield piece
+    await asyncio.sleep(30)
 
-    answer = ask(scorer, "POST", "/score", content=pieces(), settings={"timeout_seconds": 0.2})
+
+def test_bodies_that_do_not_come_leave_room_for_others(scorer):
+    async def run():
+        async with client_of(scorer, max_waiting=1, timeout_seconds=5) as client:
+            begun = [asyncio.create_task(client.post("/score", content=stuck())) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            answer = await client.post("/score", json=GOOD)
+            for one in begun:
+                one.cancel()
+            return answer
+
+    assert asyncio.run(run()).status_code == 200
+
+
+def test_bodies_that_are_arriving_take_a_limited_number_of_bytes(scorer):
+    settings = {"max_waiting": 1, "max_body_bytes": 1000, "timeout_seconds": 1}
+
+    async def run():
+        async with client_of(scorer, **settings) as client:
+            first = asyncio.create_task(client.post("/score", content=stuck(b" " * 900)))
+            await asyncio.sleep(0.1)
+            turned_away = await client.post("/score", content=stuck(b" " * 101))
+            given_up = await first
+            return turned_away, given_up, await client.post("/score", json=GOOD)
+
+    turned_away, given_up, later = asyncio.run(run())
+    assert (turned_away.status_code, turned_away.json()["error"]) == (
+        503,
+        "1,001 bytes are arriving; try again later",
+    )
+    assert (given_up.status_code, later.status_code) == (408, 200)
+
+
+def test_a_body_that_does_not_come_is_given_up(scorer):
+    answer = ask(scorer, "POST", "/score", content=stuck(), settings={"timeout_seconds": 0.2})
     assert (answer.status_code, "did not arrive" in answer.json()["error"]) == (408, True)
 
 

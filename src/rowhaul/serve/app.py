@@ -56,7 +56,8 @@ class ScoreService:
     def __init__(self, scorer: Scorer, settings: ServeSettings, metrics: ServeMetrics) -> None:
         self.scorer, self._settings, self._metrics = scorer, settings, metrics
         self._pool = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="rowhaul-score")
-        self._num_running = 0
+        self._num_running = 0  # requests that have arrived
+        self._num_arriving = 0  # bytes of the others
         metrics.model(scorer.model)
 
     def close(self) -> None:
@@ -78,11 +79,11 @@ class ScoreService:
         return response
 
     async def _answer(self, request: Request) -> Response:
-        if self._num_running >= self._settings.max_waiting:
-            raise RefusedError(503, f"{self._num_running} requests are running or waiting; try again later")
+        self._check_room()  # before the body is read
+        body = await self._in_time(self._body(request), 408, "the body did not arrive")
+        self._check_room()
         self._num_running += 1
         try:
-            body = await self._in_time(self._body(request), 408, "the body did not arrive")
             headers = request.headers.get("content-type", ""), request.headers.get("accept", "")
             loop = asyncio.get_running_loop()
             scoring = loop.run_in_executor(self._pool, self._score, body, *headers)
@@ -90,6 +91,14 @@ class ScoreService:
         finally:
             self._num_running -= 1
         return Response(content, media_type=kind)
+
+    def _check_room(self) -> None:
+        """Turn a request away where as many have arrived as may wait.
+
+        Those that are still arriving do not count: anyone can begin any number of them and send nothing.
+        """
+        if self._num_running >= self._settings.max_waiting:
+            raise RefusedError(503, f"{self._num_running} requests are running or waiting; try again later")
 
     async def _in_time(self, work: Awaitable[Any], status: int, what: str) -> Any:
         try:
@@ -106,25 +115,28 @@ class ScoreService:
         if int(request.headers.get("content-length", "0")) > most:
             raise too_large
         pieces, size = [], 0
-        async for piece in request.stream():
-            pieces.append(piece)
-            size += len(piece)
-            if size > most:
-                raise too_large
-        return b"".join(pieces)
+        try:
+            async for piece in request.stream():
+                pieces.append(piece)
+                size += len(piece)
+                self._num_arriving += len(piece)
+                if size > most:
+                    raise too_large
+                if self._num_arriving > most * self._settings.max_waiting:
+                    raise RefusedError(503, f"{self._num_arriving:,} bytes are arriving; try again later")
+            return b"".join(pieces)
+        finally:
+            self._num_arriving -= size
 
     def _score(self, body: bytes, content_type: str, accept: str) -> tuple[bytes, str]:
         """Read, score and answer a request, in a thread."""
         try:
-            shared, candidates = bodies.parse(body, content_type)
-            count, most = bodies.num_candidates(candidates), self._settings.max_candidates
-            if count > most:
-                raise RefusedError(
-                    413, f"{count:,} candidates, and {most:,} are allowed in a request", "candidates"
-                )
+            shared, candidates = bodies.parse(body, content_type, self._settings)
             scored: Scored = self.scorer.score_request(shared, candidates)
         except bodies.BodyError as error:
             raise RefusedError(400, str(error)) from None
+        except bodies.TooLargeError as error:
+            raise RefusedError(413, error.reason, error.field) from None
         except RequestError as error:
             raise RefusedError(422, str(error), error.field) from None
         except RowhaulError as error:  # an unknown id, where that is one

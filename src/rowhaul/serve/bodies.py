@@ -13,8 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from rowhaul.errors import RowhaulError
+from rowhaul.serve.plain_arrow import PackedError, num_plain_values
 from rowhaul.serve.requests import Candidates, RequestError, Shared
 from rowhaul.serve.scorer import Scored
+from rowhaul.serve.settings import ServeSettings
 
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 _SHARED = b"shared"
@@ -24,10 +26,26 @@ class BodyError(RowhaulError):
     """A body that is neither JSON nor Arrow, or not what a request looks like."""
 
 
-def parse(body: bytes, content_type: str) -> tuple[Shared, Candidates]:
-    """Return shared features and candidates; without Arrow's type, a body is taken for JSON."""
+class TooLargeError(RequestError):
+    """A request for more than is allowed."""
+
+
+def parse(body: bytes, content_type: str, limits: ServeSettings) -> tuple[Shared, Candidates]:
+    """Return shared features and candidates; without Arrow's type, a body is taken for JSON.
+
+    Raises:
+        BodyError: the body is not what it is said to be.
+        TooLargeError: it asks for more than ``limits`` allow.
+        RequestError: something in it is wrong.
+    """
     if content_type.partition(";")[0].strip().lower() == ARROW:
-        return _parse_arrow(body)
+        return _parse_arrow(body, limits)
+    shared, candidates = _parse_json(body)
+    _check_count(_num_candidates(candidates), limits)
+    return shared, candidates
+
+
+def _parse_json(body: bytes) -> tuple[Shared, Candidates]:
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -41,29 +59,55 @@ def parse(body: bytes, content_type: str) -> tuple[Shared, Candidates]:
     return given.get("shared", {}), given["candidates"]
 
 
-def _parse_arrow(body: bytes) -> tuple[Shared, Candidates]:
+def _parse_arrow(body: bytes, limits: ServeSettings) -> tuple[Shared, Candidates]:
     try:
-        with pa.ipc.open_stream(body) as stream:
-            table = stream.read_all()
-        table.validate(full=True)  # offsets that point elsewhere would be followed
-        batches = table.to_batches()
+        messages = list(pa.ipc.MessageReader.open_stream(body))
+        _check_values(sum(map(num_plain_values, messages)), limits)
+        candidates = _candidates_of(messages)  # nothing is copied: columns are where they lie in the body
+        _check_count(candidates.num_rows, limits)
+        candidates.validate(full=True)  # offsets that point elsewhere would be followed
+    except (BodyError, TooLargeError):
+        raise
+    except PackedError as error:
+        raise BodyError(f"the body is an Arrow stream that cannot be taken: {error}") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BodyError(f"the body is no Arrow stream: {error}") from None
-    # The columns of one batch are in one piece.
-    return _shared_of(table), batches[0] if len(batches) == 1 else table
+    return _shared_of(candidates.schema), candidates
 
 
-def _shared_of(table: pa.Table) -> Any:
+def _candidates_of(messages: Sequence[pa.Message]) -> pa.RecordBatch | pa.Table:
+    """Decode messages that were found to be plain; the columns of a single batch are in one piece."""
+    kinds = [one.type for one in messages]
+    if kinds[:1] != ["schema"] or set(kinds[1:]) - {"record batch"}:  # Arrow takes any first one for a schema
+        raise BodyError("the body is no Arrow stream: it has to be a schema, and record batches after it")
+    schema = pa.ipc.read_schema(messages[0])
+    schema.names  # noqa: B018  # raises where one is no text
+    batches = [pa.ipc.read_record_batch(one, schema) for one in messages[1:]]
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches, schema)
+
+
+def _check_values(count: int, limits: ServeSettings) -> None:
+    """Refuse more values than a body could have if each took a byte; nulls take none."""
+    if count > (most := limits.max_body_bytes):
+        reason = f"{count:,} values, those in lists included, and {most:,} are allowed, a byte each"
+        raise TooLargeError("candidates", reason)
+
+
+def _check_count(count: int, limits: ServeSettings) -> None:
+    if count > limits.max_candidates:
+        reason = f"{count:,} candidates, and {limits.max_candidates:,} are allowed in a request"
+        raise TooLargeError("candidates", reason)
+
+
+def _shared_of(schema: pa.Schema) -> Any:
     try:
-        return json.loads((table.schema.metadata or {}).get(_SHARED, b"{}"))
+        return json.loads((schema.metadata or {}).get(_SHARED, b"{}"))
     except ValueError as error:
         raise RequestError("shared", f"the schema's metadata has no JSON there: {error}") from None
 
 
-def num_candidates(candidates: Any) -> int:
+def _num_candidates(candidates: Any) -> int:
     """Count candidates, as far as they can be; what cannot be counted is refused later."""
-    if isinstance(candidates, pa.Table | pa.RecordBatch):
-        return int(candidates.num_rows)
     if isinstance(candidates, dict):
         return max((len(one) for one in candidates.values() if isinstance(one, list)), default=0)
     return len(candidates) if isinstance(candidates, list) else 0

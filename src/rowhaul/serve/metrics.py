@@ -40,7 +40,7 @@ class ServeMetrics:
         )
         self._running = Gauge(
             "rowhaul_serve_requests_running",
-            "Requests that are being scored or wait for it.",
+            "Requests that are arriving, waiting or being scored.",
             multiprocess_mode="livesum",
             registry=own,
         )

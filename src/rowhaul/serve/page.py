@@ -65,7 +65,8 @@ def docs_page(folder: ServedFolder, settings: ServeSettings) -> str:
         "one of the two. The answer has <code>scores</code>, a probability for each candidate in order (of "
         "several labels by their name), and <code>step</code>.</p>",
         "<p>The same as an Arrow IPC stream (<code>application/vnd.apache.arrow.stream</code>): candidates "
-        "are the rows, <code>shared</code> is JSON in the schema's metadata. Ask for an answer in Arrow by "
+        "are the rows, <code>shared</code> is JSON in the schema's metadata; not compressed, and without "
+        "dictionary-encoded columns or views. Ask for an answer in Arrow by "
         "<code>Accept</code>.</p>",
         f"<p>At most {settings.max_candidates:,} candidates and {settings.max_body_bytes:,} bytes a request. "
         "Errors name what is wrong and the field: 400 no JSON or Arrow, 413 too large, 422 a wrong value, "

@@ -367,6 +367,8 @@ def _first_valid(column: pa.Array) -> int:
 
 
 def _shown(column: pa.Array) -> str:
+    if pa.types.is_nested(column.type):  # one value may be as long as the request
+        return str(column.type)
     value = next((one.as_py() for one in column if one.is_valid), None)
     return repr(value) if len(repr(value)) < 60 else str(column.type)
 

@@ -25,7 +25,8 @@ class ServeSettings:
         on_unknown: what ids never trained read, where that is not what the run says.
         max_candidates: of a request.
         max_body_bytes: of a request.
-        max_waiting: requests at once in a process, waiting ones included; more are turned away.
+        max_waiting: requests at once in a process, waiting ones included; more are turned away. Those that
+            are still arriving are held to as many bytes as these may have.
         timeout_seconds: for a request to arrive and, once more, to be scored.
         refresh_seconds: between two looks for what training has published; 0: never.
         shutdown_seconds: that running requests have to finish in, once told to stop.
