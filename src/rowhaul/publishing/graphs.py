@@ -21,6 +21,7 @@ from rowhaul.export.serving.dense import check_exporters, export_dense, graph_ki
 from rowhaul.nn.models import RecommendationModel
 from rowhaul.serve.files import ServedFile
 from rowhaul.serve.folder import DENSE_FILES
+from rowhaul.serve.program import load_program
 
 _PART = "model."  # what the graph calls the model
 
@@ -97,7 +98,7 @@ class _OnnxGraph:
 
 class _Program:
     def __init__(self, path: Path) -> None:
-        self._program = torch.export.load(path)
+        self._program = load_program(path)
 
     def names(self) -> set[str]:
         return {name.removeprefix(_PART) for name in self._program.state_dict}

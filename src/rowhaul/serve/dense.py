@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.serve.folder import ServedFolder
+from rowhaul.serve.program import load_program
 from rowhaul.serve.requests import Samples
 from rowhaul.serve.rows import MappedRows
 from rowhaul.serve.shared_dots import SharedDots
@@ -105,7 +106,7 @@ class TorchGraph(_WholeGraph):
         import torch
 
         self._torch, self._has_numbers = torch, has_numbers
-        self._module = torch.export.load(path).module()
+        self._module = load_program(path).module()
 
     def __call__(self, pooled: Floats, numbers: Floats) -> Floats:
         """Return a logit for each sample."""
