@@ -1,11 +1,15 @@
 """Every connection of a port goes to the process that has the fewest, as far as processes have said."""
 
+import asyncio
+import os
+import resource
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
+import uvicorn
 
-from rowhaul.serve.connections import Dealer
+from rowhaul.serve.connections import Dealer, DealtConnections
 
 
 class Taker:
@@ -93,3 +97,40 @@ def test_a_process_that_has_ended_gets_none(port):
     third.channel.send(b"+")
     connect(3)
     assert dealt(dealer, second, third) == [7, 3]
+
+
+@contextmanager
+def no_descriptors():
+    """Nothing can be opened in this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)  # the lowest number that is free
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_connection_that_no_descriptor_is_left_for_is_counted_as_closed():
+    async def heard(channel):
+        return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(channel, 10), 20)
+
+    async def said_of(here, there, given):
+        config = uvicorn.Config(lambda scope: None)
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        taken = DealtConnections(there, server)
+        assert await heard(here) == b"+"
+        try:
+            with no_descriptors():
+                socket.send_fds(here, [b"c"], [given.fileno()])
+                return await heard(here)
+        finally:
+            taken.close()
+
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    with here, there, socket.socket() as given:
+        assert asyncio.run(said_of(here, there, given)) == b"-"

@@ -28,7 +28,27 @@ def leave_early(url):
     host, _, port = url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-        time.sleep(0.3)
+        wait_until_running(url, 1)
+    wait_until_running(url, 0)
+
+
+def wait_until_running(url, count):
+    """Wait until the server has begun as many requests, and not ended them."""
+
+    def is_so():
+        return f"\nrowhaul_serve_requests_running {count}.0\n" in httpx.get(f"{url}/metrics", timeout=30).text
+
+    wait_for(is_so, f"{count} requests are running")
+
+
+def is_closed(url):
+    try:
+        httpx.get(f"{url}/healthz", timeout=5)
+    except httpx.ConnectError:
+        return True
+    except httpx.HTTPError:
+        return False
+    return False
 
 
 def test_answers_do_not_wait_for_acknowledgements(served_run):
@@ -52,30 +72,31 @@ def test_answers_do_not_wait_for_acknowledgements(served_run):
 
 @pytest.mark.slow
 def test_a_server_finishes_running_requests_when_it_is_stopped(served_run):
-    process, url = start(served_run[1])
+    process, url = start(served_run[1], "--timeout", "100")
     try:
         assert wait_until_up(url)["status"] == "ok"
         assert len(httpx.post(f"{url}/score", json=BODY, timeout=30).json()["scores"]) == 2
         leave_early(url)
-        arriving, answers = threading.Event(), []
+        stopping, answers = threading.Event(), []
 
         def slow_body():
             yield b'{"shared": {"user": 1, "item": "x", "tags": [], "price": 1},'
-            arriving.set()
-            time.sleep(1.5)
+            stopping.wait(90)
             yield b'"candidates": [{}]}'
 
         def ask():
-            answers.append(httpx.post(f"{url}/score", content=slow_body(), timeout=30))
+            answers.append(httpx.post(f"{url}/score", content=slow_body(), timeout=100))
 
         thread = threading.Thread(target=ask)
         thread.start()
-        arriving.wait(20)
-        time.sleep(0.3)
-        code, output = stop(process)
+        wait_until_running(url, 1)
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: is_closed(url), "the port is closed")
+        stopping.set()
+        output, _ = process.communicate(timeout=200)
         thread.join(30)
         assert answers[0].status_code == 200
-        assert code == 0, output
+        assert process.returncode == 0, output
         assert "Traceback" not in output
         assert "running requests were finished" in output
     finally:
@@ -114,19 +135,24 @@ def test_connections_go_to_the_process_that_has_the_fewest(served_run):
         return sorted(map(ports_of, children_of(process.pid)), key=len)
 
     def counted(expected):
+        """Processes say that a connection is closed before they close it, so that the first one knows."""
         wait_for(lambda: list(map(len, ports())) == expected, lambda: f"{expected}; there are {ports()}")
-        time.sleep(1)  # until the first process knows that connections are closed
 
     def both_have_one():
         clients.append(opened.enter_context(socket.create_connection((host, int(port)))))
         time.sleep(0.1)
         return all(ports())
 
+    def all_are_taken():
+        """None is still on its way, to be closed by its process when nobody looks."""
+        return {one.getsockname()[1] for one in clients} <= set().union(*ports())
+
     clients = []
     with ExitStack() as opened:
         opened.callback(process.kill)
         wait_until_up(url)
         wait_for(both_have_one, lambda: f"connections of both; there are {ports()}")
+        wait_for(all_are_taken, lambda: f"all {len(clients)} connections; there are {ports()}")
         for client in clients:
             client.close()
         counted([0, 0])

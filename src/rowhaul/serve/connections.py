@@ -106,6 +106,8 @@ class DealtConnections:
         message, files, _, _ = socket.recv_fds(self._channel, 1, 1)
         if not message:  # the dealer is gone
             self._loop.remove_reader(self._channel)
+        elif not files:  # no descriptor was left for it: the system has closed it, and the dealer counts it
+            self._ended()
         for one in files:
             task = self._loop.create_task(self._begin(socket.socket(fileno=one)))
             self._beginning.add(task)
