@@ -207,9 +207,9 @@ def test_a_slow_save_survives_sigterm_however_often_it_comes(tmp_path, times, ra
 
 
 def test_ranks_that_do_not_end_in_the_grace_after_sigterm_are_killed(tmp_path):
-    message = r"had not ended 0.3 s after SIGTERM.*cluster\.grace"
+    message = r"had not ended 3 s after SIGTERM.*cluster\.grace"
     with terminated(tmp_path) as ended, pytest.raises(ClusterError, match=message):
-        run(tmp_path, SAVES.format(seconds=60, code=0), grace_seconds=0.3)
+        run(tmp_path, SAVES.format(seconds=60, code=0), grace_seconds=3)
     assert not ended
     assert not any(map(runs, pids(tmp_path)))
 
@@ -242,28 +242,104 @@ def test_a_background_job_keeps_ignoring_ctrl_c(tmp_path):
     assert len(list(tmp_path.glob("done-?"))) == 3
 
 
-def test_ranks_end_and_leave_nothing_behind_when_the_launcher_is_killed(tmp_path):
+@contextlib.contextmanager
+def launched(tmp_path, behaviour, start="-S"):
+    """A launcher of three ranks, in a process and a group of its own, as a shell makes it; ends killed."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    behaviour = RANK + "note('pid', str(os.getpid()))\ntime.sleep(100)"
     program = (
         "import sys; from rowhaul.cluster import launch\n"
-        f"launch([], 2, command=[sys.executable, '-S', '-c', {behaviour!r}])"
+        f"launch([], 2, command=[sys.executable, {start!r}, '-c', {RANK + behaviour!r}])"
     )
     launcher = subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, "FOLDER": str(tmp_path), "TMPDIR": str(temporary)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        process_group=0,
     )
     try:
-        wait_until(lambda: len(pids(tmp_path)) == 3)
-        assert all(map(runs, pids(tmp_path)))
+        yield launcher
     finally:
         launcher.kill()
         launcher.wait()
     wait_until(lambda: not any(map(runs, pids(tmp_path))))
     assert not list(temporary.iterdir())
+
+
+def test_ranks_end_and_leave_nothing_behind_when_the_launcher_is_killed(tmp_path):
+    with launched(tmp_path, "note('pid', str(os.getpid()))\ntime.sleep(100)"):
+        wait_until(lambda: len(pids(tmp_path)) == 3)
+        assert all(map(runs, pids(tmp_path)))
+
+
+# Each rank has a process of its own beside it, as a watchdog is, and ends when it is told to.
+HAS_CHILD = """
+import subprocess
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
+note("child", str(child.pid))
+note("pid", str(os.getpid()))
+while not (folder / "go").exists():
+    time.sleep(0.02)
+child.kill()
+"""
+
+
+def stopped(launcher):
+    """How many of a launcher, its ranks and their children are stopped, and how many there are."""
+    main = psutil.Process(launcher.pid)
+    states = [one.status() for one in (main, *main.children(recursive=True))]
+    return states.count(psutil.STATUS_STOPPED), len(states)
+
+
+def test_ctrl_z_stops_the_ranks_too_until_the_launcher_goes_on(tmp_path):
+    with launched(tmp_path, HAS_CHILD) as launcher:
+        wait_until(lambda: len(pids(tmp_path)) == 3)
+        for _ in range(2):
+            launcher.send_signal(signal.SIGTSTP)
+            wait_until(lambda: stopped(launcher) == (7, 7))
+            launcher.send_signal(signal.SIGCONT)
+            wait_until(lambda: stopped(launcher) == (0, 7))
+        (tmp_path / "go").touch()
+        assert launcher.wait(60) == 0
+
+
+def test_a_launcher_that_is_killed_while_it_is_stopped_leaves_nothing_behind(tmp_path):
+    with launched(tmp_path, HAS_CHILD) as launcher:
+        wait_until(lambda: len(pids(tmp_path)) == 3)
+        launcher.send_signal(signal.SIGTSTP)
+        wait_until(lambda: stopped(launcher) == (7, 7))
+    children = [int(path.read_text()) for path in tmp_path.glob("child-?")]
+    assert len(children) == 3
+    wait_until(lambda: not any(map(runs, children)))
+
+
+# Waits at the launcher's store for what never comes, for longer than an answer may take.
+WAITS_AT_THE_STORE = """
+from datetime import timedelta
+from rowhaul.cluster import place, rendezvous, secret, store_client
+store_client._GRACE_SECONDS = 1.0
+where = place.Place.from_environment()
+store = rendezvous.reach_store(where, secret.load_secret(None), 60.0)[0]
+note("pid", str(os.getpid()))
+try:
+    store.wait(["never"], timedelta(seconds=4))
+except RuntimeError as error:
+    note("told", str(error))
+"""
+
+
+@pytest.mark.slow
+def test_the_time_for_which_ctrl_z_stops_a_rank_and_the_store_does_not_count(tmp_path):
+    with launched(tmp_path, WAITS_AT_THE_STORE, start="-u") as launcher:
+        wait_until(lambda: len(pids(tmp_path)) == 3)
+        launcher.send_signal(signal.SIGTSTP)
+        wait_until(lambda: stopped(launcher) == (4, 4))
+        time.sleep(6)
+        launcher.send_signal(signal.SIGCONT)
+        assert launcher.wait(60) == 0
+    told = [path.read_text() for path in tmp_path.glob("told-?")]
+    assert told == ["waited 4 s for never"] * 3
 
 
 def test_numbers_that_cannot_be_are_refused():

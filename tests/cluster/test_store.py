@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistError, TCPStore
 
+from rowhaul._proof import BrokenProofError
 from rowhaul.cluster import store_server
 from rowhaul.cluster.store_client import PrefixStore, StoreClient
 from rowhaul.cluster.store_server import StoreServer
@@ -115,6 +116,33 @@ def test_nonsense_from_a_rank_ends_its_connection_alone(server, message):
     bad._connection.sendall(message)
     assert bad._connection.recv(1) == b""
     good.set("still", "here")
+
+
+def test_a_request_that_ctrl_c_has_cut_off_leaves_no_answer_behind(server, monkeypatch):
+    one = client(server)
+    one.multi_set(["a", "b"], ["of a", "of b"])
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(one, "_await_answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.get("a")
+    monkeypatch.undo()
+    with pytest.raises(DistError, match="the rendezvous store is lost"):
+        one.get("b")  # not "of a"
+
+
+def test_a_server_without_a_thread_for_a_peer_serves_the_next(server, monkeypatch):
+    def start(run, one):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(server, "_start", start)
+    with pytest.raises(BrokenProofError):
+        client(server)
+    monkeypatch.undo()
+    assert not server._unproved
+    client(server).set("a", "b")
 
 
 def test_refusals_are_logged_with_the_address_but_not_without_end(server, caplog):

@@ -4,7 +4,8 @@ The children get torchrun's variables in their environment and run as they would
 launcher hosts the rendezvous store, because it outlives every rank, and makes a secret for it. Each child is
 a process group of its own: Ctrl-C reaches the launcher alone, which forwards it. A service manager may send
 SIGTERM to all of them at once, and each rank gets it again when it is forwarded: a rank takes it once, saves
-and ends.
+and ends. Ctrl-Z stops the launcher, and its store with it, so it stops the ranks and their watchdogs, too:
+none that runs may wait for one that does not.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def launch(
 
     Rank 0 writes to this process's terminal; the output of the others is shown if they fail. Ctrl-C and
     SIGTERM are forwarded to all ranks. A second Ctrl-C kills them; a second SIGTERM does nothing. A process
-    that ignores SIGINT, as a background job does, keeps ignoring it; SIGTERM ends it.
+    that ignores SIGINT, as a background job does, keeps ignoring it; SIGTERM ends it. Ctrl-Z stops this
+    process and the ranks until it is continued.
 
     Args:
         arguments: of the command.
@@ -97,7 +99,8 @@ def launch(
     whole = [*(command or (sys.executable, "-m", "rowhaul")), *arguments]
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=backlog(num_ranks)))
-        signals = stack.enter_context(_recorded_signals())
+        signals = stack.enter_context(_recorded(signal.SIGINT, signal.SIGTERM))
+        stops = stack.enter_context(_recorded(signal.SIGTSTP))
         children = _Children(grace_seconds, loss_seconds)
         stack.callback(children.kill)
         secret = secrets.token_hex(32)  # of this run alone
@@ -109,7 +112,7 @@ def launch(
             # A file without a name: nothing is left behind even if this process is killed.
             output = stack.enter_context(tempfile.TemporaryFile()) if rank else None
             children.start(rank, role, whole, variables, output)
-        children.watch(signals)
+        children.watch(signals, stops)
     if children.aborted:
         raise KeyboardInterrupt("the ranks were killed")
     if signals:  # the children have ended: now act on the first one
@@ -145,12 +148,20 @@ class _Children:
         )
         self._children.append(_Child(rank, role, process, output))
 
-    def watch(self, signals: Sequence[int]) -> None:
-        """Return when all have succeeded or have ended after a signal; if one fails, end the others."""
+    def watch(self, signals: Sequence[int], stops: list[int]) -> None:
+        """Return when all have succeeded or have ended after a signal; if one fails, end the others.
+
+        Args:
+            signals: to end the run, that have come so far.
+            stops: the same by Ctrl-Z; emptied when the ranks have stopped and gone on.
+        """
         dead: _Child | None = None
         last_output, terminate_at, out_of_time = "", float("inf"), False
         while any(child.process.poll() is None for child in self._children):
             self._handle(signals)
+            if stops:
+                self._stop()
+                stops.clear()
             now = time.monotonic()
             if dead is None and (dead := self._first_dead(signals)) is not None:
                 last_output = _last_output(dead)
@@ -211,10 +222,28 @@ class _Children:
                 self._kill_at = min(self._kill_at, time.monotonic() + self._grace_seconds)
                 self._send(number)
 
+    def _stop(self) -> None:
+        """Stop the ranks and this process, until somebody continues it.
+
+        By the default action, as nothing else may stop a process that no shell could continue.
+        """
+        began = time.monotonic()
+        self._send_to_groups(signal.SIGSTOP)
+        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, before)
+        self._send_to_groups(signal.SIGCONT)
+        self._kill_at += time.monotonic() - began
+
     def _send(self, number: int) -> None:
         for child in self._children:
             if child.process.poll() is None:
                 child.process.send_signal(number)
+
+    def _send_to_groups(self, number: int) -> None:
+        for child in self._children:
+            if child.process.poll() is None:
+                os.killpg(child.process.pid, number)
 
 
 def _after_causes(child: _Child) -> tuple[bool, bool, int]:
@@ -239,15 +268,15 @@ def _variables(num_ranks: int, store_port: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _recorded_signals() -> Iterator[Sequence[int]]:
-    """Record SIGINT and SIGTERM instead of acting on them, where they are not ignored."""
+def _recorded(*numbers: int) -> Iterator[list[int]]:
+    """Record signals instead of acting on them, where they are not ignored."""
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # only that one can set handlers
         yield signals
         return
     before = {
         number: signal.signal(number, lambda number, frame: signals.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in numbers
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:

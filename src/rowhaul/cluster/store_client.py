@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import select
 import socket
 import threading
 import weakref
@@ -17,6 +19,7 @@ from rowhaul._proof import prove
 from rowhaul.cluster import store_server as server
 
 _GRACE_SECONDS = 10.0  # for the answer itself, beyond the wait that was asked for
+_PIECE = 1.0  # seconds of waiting
 
 
 class StoreClient(TorchStore):
@@ -98,17 +101,30 @@ class StoreClient(TorchStore):
         encoded = [part.encode() if isinstance(part, str) else bytes(part) for part in parts]
         with self._lock:
             try:
-                self._connection.settimeout(patience + _GRACE_SECONDS)
+                self._connection.settimeout(_GRACE_SECONDS)
                 server.send_message(self._connection, bytes([kind]), *encoded)
+                self._await_answer(patience + _GRACE_SECONDS)
                 status, *results = server.receive_message(self._connection)
             except (OSError, ValueError) as error:
                 self._connection.close()  # an answer that is late must not be taken for the next one
                 reason = "it does not answer" if isinstance(error, TimeoutError) else str(error)
                 raise DistNetworkError(f"the rendezvous store is lost: {reason}") from None
+            except BaseException:  # Ctrl-C before the answer: the next request would take it for its own
+                self._connection.close()
+                raise
         if status[0] == server.TIMED_OUT:
             missing = ", ".join(key.decode(errors="replace") for key in results[:3])
             raise DistStoreError(f"waited {patience:g} s for {missing}")
         return results
+
+    def _await_answer(self, seconds: float) -> None:
+        """Wait in pieces: the time for which Ctrl-Z stops this process, and the store, counts as one."""
+        incoming = select.poll()
+        incoming.register(self._connection, select.POLLIN)
+        for _ in range(math.ceil(seconds / _PIECE)):
+            if incoming.poll(1000 * _PIECE):
+                return
+        raise TimeoutError
 
 
 class PrefixStore(TorchPrefixStore):

@@ -82,7 +82,12 @@ class StoreServer:
                     with contextlib.suppress(OSError):
                         next(iter(self._unproved)).shutdown(socket.SHUT_RDWR)
                 self._unproved[connection] = None
-            self._start(self._serve, connection)
+            try:
+                self._start(self._serve, connection)
+            except RuntimeError:  # the system has no thread to give now; the peer may try again
+                with self._lock:
+                    self._unproved.pop(connection, None)
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
