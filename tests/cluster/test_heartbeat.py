@@ -1,18 +1,22 @@
 """Heartbeats of three ranks in one process, each with a real watchdog, ten times as fast as real ones."""
 
+import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 
 import pytest
 
 from rowhaul._activity import Activity, Page
+from rowhaul._ports import free_port
+from rowhaul._proof import demand, prove
 from rowhaul._threads import Failure
 from rowhaul.cluster import heartbeat
 from rowhaul.cluster.heartbeat import Heartbeat, stacks
-from rowhaul.cluster.watchdog.settings import Settings
+from rowhaul.cluster.watchdog.settings import PURPOSE, Settings
 from rowhaul.errors import ClusterError, RankLostError
 from rowhaul.planning.sharing import LeaderLostError
 from rowhaul.transport.base import LinkError
@@ -21,29 +25,29 @@ INTERVAL = 0.1
 ROLES = ("worker 0", "worker 1", "store 0")
 
 
-class Ranks:
-    """Three ranks with a heartbeat each, all started."""
+def settings(rank, **options):
+    given = {
+        "process": os.getpid(),
+        "token": "run",
+        "roles": ROLES,
+        "addresses": ("10.0.0.1", "10.0.0.2", "10.0.0.7"),
+        "listen": "127.0.0.1",
+        "interval": INTERVAL,
+        "num_missed": 20,
+        "first_missed": 200,
+    }
+    return Settings(rank, **{**given, **options})
 
-    def __init__(self, secrets=(None, None, None), **options):
+
+class Ranks:
+    """Three ranks with a heartbeat each, all started; some silent strangers connect before them."""
+
+    def __init__(self, secrets=(None, None, None), num_strangers=0, **options):
         self.failures = [Failure() for _ in ROLES]
         self.pages = [Page() for _ in ROLES]
         self.beats = [
             Heartbeat(
-                Settings(
-                    **{
-                        "rank": rank,
-                        "process": os.getpid(),
-                        "token": "run",
-                        "roles": ROLES,
-                        "addresses": ("10.0.0.1", "10.0.0.2", "10.0.0.7"),
-                        "listen": "127.0.0.1",
-                        "interval": INTERVAL,
-                        "num_missed": 20,
-                        "first_missed": 200,
-                        "secret": secrets[rank],
-                        **options,
-                    }
-                ),
+                settings(rank, secret=secrets[rank], **options),
                 failure,
                 keeps_store=rank == 0,
                 page=self.pages[rank],
@@ -52,9 +56,13 @@ class Ranks:
         ]
         for beat in self.beats:
             beat.start()
-        port = self.beats[0].port()
+        self.port = self.beats[0].port()
+        self.strangers = [self.stranger() for _ in range(num_strangers)]
         for beat in self.beats:
-            beat.connect("127.0.0.1", port)
+            beat.connect("127.0.0.1", self.port)
+
+    def stranger(self):
+        return socket.create_connection(("127.0.0.1", self.port), 60)
 
     def wait_for_beats(self):
         wait_until(lambda: len(self.beats[0].table()) == 3)
@@ -91,6 +99,8 @@ def ranks():
             beat._process.kill()
             beat._thread.join(20)
             assert not beat._thread.is_alive()
+        for stranger in one.strangers:
+            stranger.close()
 
 
 def test_a_silent_rank_is_lost_to_all_others(ranks):
@@ -125,18 +135,18 @@ def test_the_loss_of_the_hub_is_the_loss_of_rank_0(ranks, number, what):
 
 
 def test_a_rank_that_has_said_goodbye_is_not_taken_for_dead(ranks):
-    three = ranks(num_missed=10).wait_for_beats()
+    three = ranks(num_missed=30).wait_for_beats()
     three.beats[1].leave()
-    assert not three.beats[0]._found.wait(25 * INTERVAL)
+    assert not three.beats[0]._found.wait(45 * INTERVAL)
     assert three.failures[0].error is None
     three.signal(2, signal.SIGSTOP)
     assert three.error_of(0).rank == 2
 
 
 def test_the_others_go_on_when_rank_0_has_left(ranks):
-    three = ranks(num_missed=10).wait_for_beats()
+    three = ranks(num_missed=30).wait_for_beats()
     three.beats[0].leave(linger=0)
-    assert not three.beats[1]._found.wait(25 * INTERVAL)
+    assert not three.beats[1]._found.wait(45 * INTERVAL)
     three.beats[2].leave(KeyError("row 5"))
     assert str(three.error_of(1)) == "rank 2 (store 0) failed: KeyError: 'row 5'"
 
@@ -166,7 +176,7 @@ def test_a_broken_connection_is_explained_by_the_rank_that_is_gone(ranks, error)
 
 
 def test_a_broken_connection_to_a_rank_that_has_finished_is_explained(ranks):
-    three = ranks(num_missed=10).wait_for_beats()
+    three = ranks(num_missed=30).wait_for_beats()
     three.beats[1].leave()
     explained = three.beats[0].explain(LinkError("receiving failed", 1))
     assert isinstance(explained, ClusterError)
@@ -180,7 +190,7 @@ def test_an_error_of_ones_own_is_not_explained_away(ranks):
 
 
 def test_a_broken_connection_that_nobody_explains_is_raised_as_it_is(ranks):
-    three = ranks(num_missed=10)
+    three = ranks(num_missed=30)
     error = LinkError("receiving failed", 1)
     assert three.beats[0].explain(error) is error
 
@@ -202,9 +212,59 @@ def test_the_rank_that_keeps_the_store_stays_until_the_others_have_left(ranks):
 
 
 def test_a_rank_that_never_begins_to_beat_is_named(ranks):
-    three = ranks(first_missed=30, secrets=(b"s" * 16, b"s" * 16, b"other secret ...."))
+    three = ranks(first_missed=100, secrets=(b"s" * 16, b"s" * 16, b"other secret ...."))
     assert "has another secret" in str(three.error_of(2))
-    assert str(three.error_of(1)).startswith("rank 2 (store 0) has not begun to beat within 3 s")
+    assert str(three.error_of(1)).startswith("rank 2 (store 0) has not begun to beat within 10 s")
+
+
+def test_silent_strangers_make_way_for_ranks(ranks):
+    three = ranks(num_strangers=70, proof_seconds=600.0).wait_for_beats()  # the hub bears 64
+    assert three.strangers[0].recv(1) == b""  # the oldest
+    assert all(failure.error is None for failure in three.failures)
+
+
+@pytest.fixture
+def rank_1():
+    """The heartbeat of a rank whose hub is the test."""
+    failure = Failure()
+    beat = Heartbeat(settings(1, first_missed=100_000), failure, page=Page())
+    beat.start()
+    yield beat, failure
+    beat.leave()
+    beat._process.kill()
+    beat._thread.join(20)
+
+
+def test_a_rank_that_had_to_make_way_tries_again(rank_1):
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(60)
+        rank_1[0].connect(*hub.getsockname())
+        hub.accept()[0].close()
+        with hub.accept()[0] as connection:
+            demand(connection, None, 60, PURPOSE)
+            assert b'"rank": 1' in connection.recv(100)
+            assert rank_1[1].error is None
+
+
+def test_a_hub_that_is_gone_is_lost_at_once(rank_1):
+    beat, failure = rank_1
+    beat.connect("127.0.0.1", free_port())
+    assert beat._found.wait(60)
+    assert "rank 0 (worker 0) is lost: its watchdog at 127.0.0.1:" in str(failure.error)
+    assert "cannot be reached" in str(failure.error)
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b"[1]", b"null", b"{", b"\xff"], ids=lambda line: line[:6])
+def test_nonsense_ends_its_connection_alone(ranks, line):
+    three = ranks().wait_for_beats()
+    with three.stranger() as stranger:
+        prove(stranger, None, 60, PURPOSE)
+        stranger.sendall(line + b"\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    three.pages[2].progressed(iteration=7)
+    wait_until(lambda: three.beats[0]._found.is_set() or three.beats[0].table()[2].iteration == 7)
+    assert all(failure.error is None for failure in three.failures)
 
 
 def test_a_rank_that_holds_up_the_others_is_named_with_its_stacks_and_the_run_goes_on(ranks, caplog):

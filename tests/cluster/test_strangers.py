@@ -140,7 +140,7 @@ def say(**what):
     os.write(1, (json.dumps(what) + "\\n").encode())  # at once: both ranks write to one pipe
 
 try:
-    with join(colocated=True, timeouts=Timeouts(master=4, arrival=20)) as cluster:
+    with join(colocated=True, timeouts=Timeouts(master=float(os.environ["MASTER"]), arrival=60)) as cluster:
         say(hosts=cluster.hosts, master=cluster.place.master_port)
 except ClusterError as error:
     say(error=str(error))
@@ -168,14 +168,14 @@ def torchrun(tmp_path: Path, **variables):
 
 @pytest.mark.slow
 def test_under_torchrun_ranks_meet_in_a_store_of_their_own(tmp_path):
-    code, said = torchrun(tmp_path)
+    code, said = torchrun(tmp_path, MASTER="60")
     assert code == 0
     assert [one["hosts"] for one in said] == [[[0, 1]]] * 2
 
 
 @pytest.mark.slow
 def test_under_torchrun_another_secret_is_refused_too(tmp_path):
-    code, said = torchrun(tmp_path, OTHER="another secret altogether")
+    code, said = torchrun(tmp_path, MASTER="15", OTHER="another secret altogether")
     assert code == 1
     (error,) = [one["error"] for one in said if one["error"].startswith("rank 1 cannot")]
     assert "rank 1 cannot join: the announcement of rank 0's store was signed with another secret" in error

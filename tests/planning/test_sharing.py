@@ -18,6 +18,7 @@ from sharing_ends import LEADER, accepting, as_shared, close_all, connected
 
 from rowhaul._threads import Failure
 from rowhaul.errors import CacheTooSmallError, ConfigError, SecretError
+from rowhaul.planning import sharing
 from rowhaul.planning.planner import samples_digest
 from rowhaul.planning.sharing import LeaderLostError, PlanClient, PlanServer, SubscriberLostError
 from rowhaul.schedule import CacheSettings
@@ -231,7 +232,7 @@ def test_subscribers_that_do_not_come_are_named():
     server = PlanServer(LEADER, [0, 1, 2], Failure())
     with (
         pytest.raises(SubscriberLostError, match="ranks 0, 2 did not connect to rank 7"),
-        accepting(server, timeout=0.5),
+        accepting(server, timeout=3),
     ):
         client = PlanClient(server.address, 1, LEADER, Failure())
     close_all(server, client)
@@ -243,6 +244,22 @@ def test_a_leader_that_does_not_come_is_named(tmp_path):
             LeaderLostError, match="rank 7, which plans for this host, did not open its socket"
         ):
             PlanClient(address, 0, LEADER, Failure(), timeout=0.3)
+
+
+def test_a_follower_that_was_too_slow_tries_again(planned, monkeypatch):
+    """As when the system does not let it run for longer than a stranger may be silent."""
+    attempts, lets_in = [], sharing.lets_in
+
+    def refuse_the_first(*arguments):
+        attempts.append(arguments)
+        return len(attempts) > 1 and lets_in(*arguments)
+
+    monkeypatch.setattr(sharing, "lets_in", refuse_the_first)
+    server, client = connected()
+    assert len(attempts) == 2
+    server.send(planned)
+    assert_same(client.next(), as_shared(planned))
+    close_all(server, client)
 
 
 def test_strangers_are_not_served(planned):

@@ -36,5 +36,8 @@ class StrangeError(DataError):
 
 def test_errors_of_unknown_kinds_become_the_nearest_known():
     assert type(read_report(write_report(StrangeError("x"), 0))) is DataError
+    several = ExceptionGroup("several", [KeyError("a"), DataError("b")])  # one is not made from a text alone
+    back = read_report(write_report(several, 0))
+    assert (type(back), str(back)) == (Exception, "several (2 sub-exceptions)")
     interrupted = read_report(write_report(KeyboardInterrupt(), 0))
     assert (type(interrupted), str(interrupted)) == (RuntimeError, "KeyboardInterrupt: ")

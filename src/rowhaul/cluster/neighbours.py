@@ -17,11 +17,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rowhaul._proof import prove
 from rowhaul.cluster.rendezvous import Store
 from rowhaul.cluster.roll_call import Member
 from rowhaul.errors import SecretError
-from rowhaul.transport.local_sockets import as_system_address, is_same_user, lets_in, new_address
+from rowhaul.transport.local_sockets import as_system_address, connect, lets_in, new_address
 
 _PURPOSE = "neighbour"  # of the proof
 _SECONDS = 10.0
@@ -103,12 +102,8 @@ class NeighbourProbe:
 def _cannot_share(first: Member, secret: bytes | None) -> str:
     """Return why memory of a rank of this host cannot be read; empty if it can."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        with connect(first.probe, secret, _PURPOSE, _SECONDS) as connection:
             connection.settimeout(_SECONDS)
-            connection.connect(as_system_address(first.probe))
-            if not is_same_user(connection):
-                return "it belongs to another user"
-            prove(connection, secret, _SECONDS, _PURPOSE)
             _, files, _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not files:
             return "it passed no file"

@@ -32,6 +32,7 @@ from rowhaul.transport.local_sockets import (
 )
 from rowhaul.transport.remote_errors import read_report, write_report
 
+ARRIVAL_SECONDS = 600.0  # for other ranks to begin: some load more; the heartbeat notices one that dies
 CONNECT_SECONDS = 30.0
 
 # The kind of the frame; the size of the attached file, or of the text that follows; the file's number.
@@ -40,6 +41,7 @@ _PLAN, _END, _ERROR = range(3)
 _HELLO = struct.Struct("<q")  # the rank of a subscriber
 _RELEASED = struct.Struct("<Q")  # the number of a file that a subscriber releases
 _PURPOSE = "planner"  # of the proof
+_NOT_YET = (FileNotFoundError, ConnectionRefusedError, TimeoutError, BlockingIOError)  # it may open soon
 
 
 class LeaderLostError(ConnectionError, ClusterError):
@@ -91,7 +93,7 @@ class PlanServer:
             ) from error
         self._listener.settimeout(POLL_SECONDS)
 
-    def accept(self, timeout: float = CONNECT_SECONDS) -> None:
+    def accept(self, timeout: float = ARRIVAL_SECONDS) -> None:
         """Wait until every subscriber has connected; then stop listening."""
         deadline = time.monotonic() + timeout
         try:
@@ -224,21 +226,7 @@ class PlanClient:
         self._failure = failure
         self._ended = False
         self._error: Exception | None = None
-        self._socket = self._connect(address, timeout)
-        try:
-            if not is_same_user(self._socket):
-                raise PermissionError(f"the socket {address} of rank {leader} belongs to another user")
-            prove(self._socket, secret, timeout, _PURPOSE)
-            self._socket.sendall(_HELLO.pack(rank))
-        except BrokenProofError as error:
-            self._socket.close()
-            failure.check()
-            raise LeaderLostError(
-                f"rank {leader}, which plans for this host, does not answer at its socket {address}: {error}"
-            ) from error
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket = self._connect(address, rank, timeout, secret)
 
     def next(self) -> PlannedBatch | None:
         """Wait for the next plan; None after the last. Raise the leader's error if it fails."""
@@ -264,21 +252,29 @@ class PlanClient:
         """Close the connection; plans already received stay valid."""
         self._socket.close()
 
-    def _connect(self, address: str, timeout: float) -> socket.socket:
+    def _connect(self, address: str, rank: int, timeout: float, secret: bytes | None) -> socket.socket:
+        """Connect and prove the secret; again where the leader has refused this process for being slow."""
         deadline = time.monotonic() + timeout
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.settimeout(POLL_SECONDS)
             try:
                 connection.connect(as_system_address(address))
+                if not is_same_user(connection):
+                    raise PermissionError(
+                        f"the socket {address} of rank {self._leader} belongs to another user"
+                    )
+                prove(connection, secret, max(POLL_SECONDS, deadline - time.monotonic()), _PURPOSE)
+                connection.sendall(_HELLO.pack(rank))
                 return connection
-            except (FileNotFoundError, ConnectionRefusedError, TimeoutError, BlockingIOError) as error:
+            except (*_NOT_YET, BrokenProofError) as error:
                 connection.close()
                 self._failure.check()
                 if time.monotonic() > deadline:
+                    what = "answer at" if isinstance(error, BrokenProofError) else "open"
                     raise LeaderLostError(
-                        f"rank {self._leader}, which plans for this host, did not open its socket {address} "
-                        f"within {timeout:g} s ({error}); did it start, on the same host?"
+                        f"rank {self._leader}, which plans for this host, did not {what} its socket "
+                        f"{address} within {timeout:g} s ({error}); did it start, on the same host?"
                     ) from error
             except BaseException:
                 connection.close()

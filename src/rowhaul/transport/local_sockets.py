@@ -9,14 +9,17 @@ import socket
 import struct
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from rowhaul._proof import demand
+from rowhaul._proof import BrokenProofError, demand, prove
 from rowhaul.errors import SecretError
 
 PROOF_SECONDS = 5.0  # a process that is silent for longer is refused
+
+_RETRY = 0.05  # seconds between two attempts to connect
 
 _PEER = struct.Struct("3i")  # process, user, group
 _log = logging.getLogger(__name__)
@@ -51,6 +54,39 @@ def is_same_user(connection: socket.socket) -> bool:
         return True
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return bool(_PEER.unpack(peer)[1] == os.geteuid())
+
+
+def connect(
+    address: str,
+    secret: bytes | None,
+    purpose: str,
+    seconds: float,
+    kind: socket.SocketKind = socket.SOCK_STREAM,
+) -> socket.socket:
+    """Connect to a process of this run, and prove the secret to it.
+
+    A process that was not let run for `PROOF_SECONDS`, on a busy machine, is refused like a silent stranger;
+    it tries again, as it does where strangers fill the queue of the listening end.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        remaining = max(_RETRY, deadline - time.monotonic())
+        connection = socket.socket(socket.AF_UNIX, kind)
+        try:
+            connection.settimeout(remaining)
+            connection.connect(as_system_address(address))
+            if not is_same_user(connection):
+                raise PermissionError("it belongs to another user")
+            prove(connection, secret, remaining, purpose)
+            return connection
+        except (BlockingIOError, BrokenProofError):
+            connection.close()
+            if time.monotonic() + _RETRY > deadline:
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        time.sleep(_RETRY)
 
 
 def lets_in(connection: socket.socket, secret: bytes | None, purpose: str) -> bool:

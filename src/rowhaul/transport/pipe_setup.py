@@ -12,10 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul._proof import prove
 from rowhaul.errors import ClusterError, SecretError
 from rowhaul.transport.base import Bytes
-from rowhaul.transport.local_sockets import as_system_address, host_id, is_same_user, lets_in, new_address
+from rowhaul.transport.local_sockets import as_system_address, connect, host_id, lets_in, new_address
 from rowhaul.transport.pipes import Pipe
 
 VARIABLE = "ROWHAUL_SHARED_MEMORY"  # 0: ranks of one host use the network too
@@ -79,16 +78,15 @@ def form_pipes(
 
 
 def _connect(address: str, rank: int, name: int, timeout: float | None, secret: bytes | None) -> Pipe:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(CONNECT_SECONDS)
     try:
-        connection.connect(as_system_address(address))
-        if not is_same_user(connection):
-            raise PermissionError("it belongs to another user")
-        prove(connection, secret, CONNECT_SECONDS, _PURPOSE)
-        return _shake_hands(connection, rank, name, timeout)[1]
+        connection = connect(address, secret, _PURPOSE, CONNECT_SECONDS, socket.SOCK_SEQPACKET)
+        try:
+            connection.settimeout(CONNECT_SECONDS)
+            return _shake_hands(connection, rank, name, timeout)[1]
+        except OSError:
+            connection.close()
+            raise
     except (OSError, SecretError) as error:
-        connection.close()
         raise ClusterError(
             f"rank {name} is on this host, but its socket {address} cannot be used ({error}); "
             f"set {VARIABLE}=0 on all ranks to use the network"

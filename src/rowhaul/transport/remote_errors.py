@@ -36,11 +36,11 @@ def _rebuilt(report: dict[str, Any]) -> Exception:
         if kind is None:
             continue
         for args in (report["args"], [report["text"]]):
-            # Without its __init__, which may need other arguments than those in ``args``.
-            error = kind.__new__(kind)
-            error.args = tuple(args)
-            vars(error).update(report["attributes"])
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # some, such as groups of errors, cannot be made so
+                # Without its __init__, which may need other arguments than those in ``args``.
+                error = kind.__new__(kind)
+                error.args = tuple(args)
+                vars(error).update(report["attributes"])
                 if str(error) == report["text"]:
                     return error
     return RuntimeError(f"{report['kinds'][0][1]}: {report['text']}")

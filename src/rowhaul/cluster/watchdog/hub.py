@@ -17,7 +17,7 @@ from rowhaul.cluster.watchdog.settings import PURPOSE, Settings
 from rowhaul.cluster.watchdog.stalls import Stall, Stalls
 from rowhaul.errors import SecretError
 
-_MOST_PENDING = 64  # connections that have not proved the secret yet
+_MOST_UNPROVED = 64  # connections; the oldest makes way for the next
 
 Later = Callable[[Callable[[], None]], None]
 """Runs a call in the loop of the process, from any thread."""
@@ -39,11 +39,13 @@ class Hub:
             settings.addresses, settings.interval, settings.warn_seconds, settings.end_seconds
         )
         self._lines: dict[int, Lines] = {}
-        self._num_rounds = self._num_pending = 0
+        self._num_rounds = 0
+        self._lock = threading.Lock()  # of the next attribute
+        self._unproved: dict[socket.socket, bool] = {}  # all True, oldest first
         self._has_ended_run = False
         family = socket.AF_INET6 if ":" in settings.listen else socket.AF_INET
         self._listener = socket.create_server(
-            (settings.listen, 0), family=family, backlog=2 * len(settings.roles) + _MOST_PENDING
+            (settings.listen, 0), family=family, backlog=2 * len(settings.roles) + _MOST_UNPROVED
         )
         self.port: int = self._listener.getsockname()[1]
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -74,31 +76,44 @@ class Hub:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            if self._num_pending >= _MOST_PENDING:
+            with self._lock:
+                if len(self._unproved) >= _MOST_UNPROVED:
+                    oldest = next(iter(self._unproved))
+                    del self._unproved[oldest]
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
+                self._unproved[connection] = True
+            try:
+                threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+            except RuntimeError:  # the system has no thread to give; a rank tries again
+                self._leaves(connection)
                 connection.close()
-                return
-            self._num_pending += 1
-            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: socket.socket) -> None:
         """In a thread: demand a proof of the secret."""
-        seconds = self._settings.proof_seconds
+        refusal = ""
         try:
-            demand(connection, self._settings.secret, seconds, PURPOSE)
+            demand(connection, self._settings.secret, self._settings.proof_seconds, PURPOSE)
         except SecretError as error:
-            connection.close()
-            text = f"refused a connection to the watchdog of rank 0: {error}"
-            self._later(lambda: self._refuse(text))
-        else:
+            refusal = f"refused a connection to the watchdog of rank 0: {error}"
+        made_way = not self._leaves(connection)  # at once: a rank must not make way any more
+        if not refusal:
             self._later(lambda: self._welcome(connection))
+            return
+        connection.close()
+        if not made_way:
+            self._later(lambda: self._refuse(refusal))
+
+    def _leaves(self, connection: socket.socket) -> bool:
+        """Take a connection from the unproved ones; return whether it was still among them."""
+        with self._lock:
+            return self._unproved.pop(connection, False)
 
     def _refuse(self, text: str) -> None:
-        self._num_pending -= 1
         if own := self._lines.get(self._settings.rank):
             own.send({"notice": text})
 
     def _welcome(self, connection: socket.socket) -> None:
-        self._num_pending -= 1
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         lines = Lines(connection)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(lines, None))

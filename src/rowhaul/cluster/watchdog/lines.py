@@ -56,10 +56,13 @@ class Lines:
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
         try:
-            return [json.loads(line) for line in lines]
-        except ValueError:
+            messages = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):  # nested too deep
+            messages = [None]
+        if not all(isinstance(one, dict) for one in messages):
             self.is_closed = True
             return []
+        return messages
 
     def close(self) -> None:
         """Close the socket."""

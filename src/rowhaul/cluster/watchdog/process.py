@@ -18,13 +18,14 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
 
 from rowhaul._activity import Page
-from rowhaul._proof import prove
+from rowhaul._proof import BrokenProofError, prove
 from rowhaul.cluster.watchdog.beats import Beat
 from rowhaul.cluster.watchdog.hub import Hub
 from rowhaul.cluster.watchdog.lines import Lines, Message
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _SETTLING_SECONDS = 5.0  # to send the last words
 _LINGERING_SECONDS = 60.0  # in which the other ranks end after rank 0 has died
 _ANSWERING_ROUNDS = 3  # in which a rank writes its stacks
+_RETRY = 0.1  # seconds between two attempts to connect
 
 
 class Watchdog:
@@ -159,16 +161,31 @@ class Watchdog:
             self._channel.send({"posted": True})
 
     def _connect(self, host: str, port: int) -> None:
-        """In a thread: connect to the hub."""
+        """In a thread: connect to the hub; again where strangers have crowded this process out."""
+        deadline = time.monotonic() + self._settings.first_missed * self._settings.interval
+        while True:
+            try:
+                connection = self._attempt(host, port, max(_RETRY, deadline - time.monotonic()))
+                break
+            except (OSError, SecretError) as error:
+                # Final are another secret, and that nobody listens: the hub was there when it was announced.
+                may_pass = isinstance(error, OSError | BrokenProofError)
+                may_pass = may_pass and not isinstance(error, ConnectionRefusedError)
+                if not may_pass or self._post is not None or time.monotonic() + _RETRY > deadline:
+                    self._later(partial(self._lose_hub, f"cannot be reached: {error}"))
+                    return
+            time.sleep(_RETRY)
+        self._later(lambda: self._join(connection))
+
+    def _attempt(self, host: str, port: int, seconds: float) -> socket.socket:
         settings = self._settings
+        connection = socket.create_connection((host, port), seconds)
         try:
-            connection = socket.create_connection((host, port), settings.first_missed * settings.interval)
-            prove(connection, settings.secret, settings.proof_seconds, PURPOSE)
-        except (OSError, SecretError) as error:
-            reason = f"cannot be reached: {error}"
-            self._later(lambda: self._lose_hub(reason))
-        else:
-            self._later(lambda: self._join(connection))
+            prove(connection, settings.secret, min(settings.proof_seconds, seconds), PURPOSE)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _join(self, connection: socket.socket) -> None:
         self._is_connecting = False
