@@ -52,7 +52,7 @@ def batches(count, num_samples=8):
 class Ranks:
     """All ends of the data, with a planner on every leader; driven from one thread."""
 
-    def __init__(self, source, hosts, delay=None, **chosen):
+    def __init__(self, source, hosts, delay=None, end_waiting=lambda: None, **chosen):
         self.settings = chosen_settings(**chosen)
         self.network = InProcessNetwork(NUM_WORKERS + 1, delay=delay, timeout_seconds=20)
         self.failures = [Failure() for _ in range(NUM_WORKERS + 1)]
@@ -60,7 +60,11 @@ class Ranks:
         own_leader = next(max(host) for host in hosts if 0 in host)
         look_ahead = self.settings.look_ahead
         links = [self.network.links(rank) for rank in range(NUM_WORKERS + 1)]
-        self.ends = [DataSource(links[0], source, self.workers, own_leader, look_ahead, self.failures[0])]
+        self.ends = [
+            DataSource(
+                links[0], source, self.workers, own_leader, look_ahead, self.failures[0], AHEAD, end_waiting
+            )
+        ]
         self.ends += [
             DataReceiver(
                 links[rank],
@@ -182,6 +186,25 @@ def test_a_planner_never_waits_for_ids_that_were_not_sent():
             end.executor.submit(lambda: None).wait()
     ranks.close()
     assert not any(end.executor._thread.is_alive() for end in ranks.ends)
+
+
+@pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+def test_closing_ends_a_wait_for_samples_on_all_ranks(hosts):
+    """As of a stream, when the run has made all the steps that it was to make."""
+    unwanted = threading.Event()
+
+    def source():
+        yield from batches(ranks_window + 1)
+        unwanted.wait(60)
+
+    ranks_window = chosen_settings().look_ahead + AHEAD
+    ranks = Ranks(source(), hosts, end_waiting=unwanted.set)
+    for _ in range(2):
+        ranks.allow()
+        ranks.next()
+    ranks.close()
+    assert not any(end.executor._thread.is_alive() for end in ranks.ends)
+    assert [failure.error for failure in ranks.failures] == [None] * len(ranks.failures)
 
 
 @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)

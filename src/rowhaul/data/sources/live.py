@@ -90,6 +90,8 @@ class LiveStream:
         self._came: int = self.position.get("came", 0)  # when the newest sample did, in seconds since 1970
         self._barren = 0  # set aside before the first sample
         self.ended_idle = False  # because nothing came, which `stop_when_idle` asks for
+        self.stopped = False  # `should_stop` has ended it for a cluster
+        self._is_unwanted = False
         self.should_stop: Callable[[], bool] = lambda: False  # asked while a cluster waits for samples
         self._ahead: deque[_Cut] = deque()  # given to a cluster, which has not trained them yet
 
@@ -122,15 +124,21 @@ class LiveStream:
     def __iter__(self) -> Iterator[Samples]:
         """Yield batches to a cluster, which plans ahead; `reached` tells how far it has come.
 
-        Waiting for samples is no standstill. It ends when the run is to stop: nothing else would.
+        Waiting for samples is no standstill. It ends when the run is to stop, or nobody wants more: nothing
+        else would.
         """
         for cut in prefetch(self._cuts(), PREFETCHED_BATCHES):
             if not isinstance(cut, Idle):
                 self._ahead.append(cut)
                 yield cut.samples
-            elif self.should_stop():
+            elif self._is_unwanted or self.should_stop():
+                self.stopped = not self._is_unwanted
                 return
             progressed()
+
+    def end_waiting(self) -> None:
+        """End the iteration of a cluster, which wants no more, if it waits for samples; from any thread."""
+        self._is_unwanted = True
 
     def reached(self, samples: int) -> None:
         """Set the position to that after so many samples of the run, which a cluster has trained."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from rowhaul.planning.rank0_data.messages import (
     unpack_ids,
     without_dense,
 )
-from rowhaul.transport.base import Bytes, Links, Transfer
+from rowhaul.transport.base import Bytes, LinkError, Links, Transfer
 
 READER = 0  # the rank that has the files
 AHEAD = 4  # batches sent beyond those that a scheduler looks at
@@ -98,6 +98,7 @@ class DataSource(DataEnd):
         look_ahead: batches that schedulers know beyond the one that they plan.
         failure: of this rank.
         ahead: batches sent beyond those; of a stream 1, as all behind a batch in line wait for its samples.
+        end_waiting: ends the batches if they wait for something that may never come.
     """
 
     def __init__(
@@ -109,11 +110,13 @@ class DataSource(DataEnd):
         look_ahead: int,
         failure: Failure,
         ahead: int = AHEAD,
+        end_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         inbox = Inbox(hosts[leader], failure, plans_for_reader=True) if leader == READER else None
         super().__init__(links, inbox, look_ahead, failure, ahead)
         self.error: Exception | None = None  # that ended the batches
-        self._leader = leader
+        self._leader, self._end_waiting = leader, end_waiting
+        self._is_closing = False
         self._source: Iterator[Samples] = iter(samples)
         self._description: Description | None = None
         self._unassigned: deque[Samples] = deque()  # sent, but for their dense values
@@ -123,7 +126,9 @@ class DataSource(DataEnd):
         self.executor.submit(self._fill)
 
     def close(self) -> None:
-        """End the thread and all waits for it, and close the files."""
+        """End the thread and all waits for it, here and on the other ranks, and close the files."""
+        self._is_closing = True
+        self._end_waiting()
         self.executor.submit(lambda: self._wait_sent(0))
         super().close()
         with contextlib.suppress(AttributeError, ValueError):  # cannot be closed, or is being read
@@ -145,7 +150,9 @@ class DataSource(DataEnd):
         except Exception as error:  # raised on all ranks once the batches before are trained
             self.error, samples = error, None
         if samples is None:
-            self._end()
+            # Ranks that were waiting for more may have left since, where this one closes late.
+            with contextlib.suppress(*([LinkError] if self._is_closing else [])):
+                self._end()
             return
         self._send_to_leaders(Kind.IDS, pack_ids(samples), len(samples))
         self._unassigned.append(samples)

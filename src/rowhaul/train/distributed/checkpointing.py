@@ -46,6 +46,7 @@ from rowhaul.train.save_thread import Pacer
 from rowhaul.train.snapshot import Trained
 
 _PRESENT_SECONDS = 30.0  # in which all ranks must have called
+_BEGINNING_SECONDS = 600.0  # the same at the start, where some load more; the heartbeat notices one that dies
 
 
 def save(
@@ -126,7 +127,7 @@ def find(cluster: Cluster, checkpoints: str | Place, trainer: Trained) -> Saved 
     """
     place = as_place(checkpoints)
     names = [one.name for one in finished_checkpoints(place)] if cluster.rank == 0 else []
-    names = json.loads(gather_texts(cluster, "resume", json.dumps(names), _PRESENT_SECONDS)[0])
+    names = json.loads(gather_texts(cluster, "resume", json.dumps(names), _BEGINNING_SECONDS)[0])
     chosen = newest_intact([place / name for name in names], partial(damage_seen_by_all, cluster))
     if chosen is None:
         return None

@@ -16,6 +16,7 @@ from rowhaul._activity import Activity, doing
 from rowhaul._cores import usable_cores
 from rowhaul.cluster.checks import check_same, version_facts
 from rowhaul.cluster.cluster import Cluster
+from rowhaul.cluster.waiting import until
 from rowhaul.data.samples import Samples
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
@@ -26,7 +27,7 @@ from rowhaul.planning.agreement import Postbox
 from rowhaul.planning.feed import FollowerFeed, LeaderFeed, PlanFeed
 from rowhaul.planning.planner import Planner
 from rowhaul.planning.rank0_data.sharing import AHEAD, READER, DataReceiver, DataSource
-from rowhaul.planning.sharing import PlanClient, PlanServer
+from rowhaul.planning.sharing import ARRIVAL_SECONDS, LeaderLostError, PlanClient, PlanServer
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.runtime.mover import Job, Mover
 from rowhaul.runtime.row_memory import Rates
@@ -237,7 +238,10 @@ class _Feeding:
         if samples is None:
             raise ConfigError('samples is None on rank 0, which reads them for all with data_from="rank0"')
         batches = (as_samples(one) for one in samples)
-        return DataSource(cluster.data, batches, hosts, cluster.leader, look_ahead, cluster.failure, ahead)
+        end_waiting = getattr(samples, "end_waiting", lambda: None)
+        return DataSource(
+            cluster.data, batches, hosts, cluster.leader, look_ahead, cluster.failure, ahead, end_waiting
+        )
 
     @property
     def _leads(self) -> bool:
@@ -248,9 +252,12 @@ class _Feeding:
         return f"plans/{self.cluster.next_meeting('plans')}/{self.cluster.leader}"
 
     def _client(self) -> PlanClient:
-        cluster = self.cluster
-        with doing(Activity.AWAITING_PLAN):
-            address = cluster.store.get(self._key()).decode()
+        cluster, key = self.cluster, self._key()
+        # Asked again and again: a request that waits could not be ended by the loss of a rank.
+        if not until(lambda: cluster.store.check([key]), ARRIVAL_SECONDS, cluster.failure.check):
+            planner = f"rank {cluster.leader}, which plans for this host,"
+            raise LeaderLostError(f"{planner} has not begun within {ARRIVAL_SECONDS:g} s")
+        address = cluster.store.get(key).decode()
         return PlanClient(address, cluster.rank, cluster.leader, cluster.failure, secret=cluster.secret)
 
     def _leader_feed(
