@@ -99,6 +99,22 @@ def test_a_run_of_another_host_is_known_by_its_beat(is_alive, tmp_path, monkeypa
             assert "took over the lock of process 7 (rank 0) on elsewhere" in lock.note
 
 
+def test_a_run_of_another_host_that_ends_while_it_is_watched_has_left_the_folder_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "_WATCH_SECONDS", 600.0)
+    write_holder(tmp_path / "run")
+
+    def end():
+        (tmp_path / "run" / LOCK_FILE).unlink()
+        (tmp_path / "run").rmdir()
+
+    ending = threading.Timer(0.5, end)
+    ending.start()
+    with RunLock(tmp_path / "run") as lock:
+        assert lock.note == ""
+        assert json.loads((tmp_path / "run" / LOCK_FILE).read_text())["pid"] == os.getpid()
+    ending.join()
+
+
 @pytest.mark.slow
 def test_where_nothing_can_be_locked_the_holder_counts(tmp_path, monkeypatch, hold):
     def unsupported(*arguments):

@@ -81,9 +81,9 @@ class RunLock:
         if self._folder.exists() and not self._folder.is_dir():
             raise ConfigError(f"{self._folder} is not a folder; choose another --out")
         missing = [one for one in (self._folder, *self._folder.parents) if not one.exists()]
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._created = missing
         while True:
+            self._folder.mkdir(parents=True, exist_ok=True)  # again: a holder that ends may remove it
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 self._take()
@@ -93,6 +93,7 @@ class RunLock:
             if os.stat(self._descriptor).st_nlink:
                 break
             os.close(self._descriptor)  # its last holder has just removed it
+            self.note = ""
         self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._thread.start()
         return self
@@ -133,11 +134,13 @@ class RunLock:
 
     def _beats(self) -> bool:
         """Whether a process of another host touches the file: its lock may not reach this one."""
-        before, until = os.stat(self._path).st_mtime_ns, time.monotonic() + _WATCH_SECONDS
-        while time.monotonic() < until:
-            if os.stat(self._path).st_mtime_ns != before:
-                return True
-            time.sleep(0.1)
+        until = time.monotonic() + _WATCH_SECONDS
+        with suppress(FileNotFoundError):  # that run has ended meanwhile, and removed it
+            before = os.stat(self._path).st_mtime_ns
+            while time.monotonic() < until:
+                if os.stat(self._path).st_mtime_ns != before:
+                    return True
+                time.sleep(0.1)
         return False
 
     def _beat(self) -> None:
