@@ -39,6 +39,23 @@ def test_a_stream_that_stays_idle_does_not_say_that_it_was_finished(rowhaul, log
     assert (code, "no sample arrived: nothing was trained" in out, "finished" in out) == (0, True, False), err
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--set", "max_steps=3"), "the run was finished after 3 steps"),
+        (("--eval-every", "2", "--set", "patience=1", "--row-lr", "50"), "the run had ended early after"),
+    ],
+)
+def test_a_stream_that_has_ended_is_not_said_to_be_idle(more, said, rowhaul, log_folder, tmp_path):
+    follow = ("--data", log_folder, "--follow", "--stop-when-idle", "0.2s")
+    follow += ("--eval-data", log_folder / "test")
+    for again in ((), ("--resume",)):
+        code, out, err = rowhaul("train", *follow, "--out", tmp_path / "run", *SMALL, *more, *again)
+        assert code == 0, err
+        assert (said in on_one_line(out)) == bool(again)
+        assert "no sample arrived" not in out
+
+
 @pytest.mark.parametrize("more", [(), ("--overwrite",)])
 def test_scores_do_not_replace_the_data(more, rowhaul, trained, log_folder, tmp_path):
     data = tmp_path / "data.parquet"

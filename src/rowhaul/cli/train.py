@@ -65,6 +65,7 @@ def train(
     from rowhaul.checkpoint.location import local_folder
     from rowhaul.cluster import is_launched
     from rowhaul.data.sources.opening import stream_of
+    from rowhaul.data.sources.redis_stream import without_password
     from rowhaul.train.run_folder import settings_to_resume
     from rowhaul.train.run_stream import check_streamable, read_by_rank0
 
@@ -115,11 +116,8 @@ def train(
     result = train_with_progress(config, schema, data, out, held_out, resume, fit)
     if is_launched() and not is_first_rank():
         return
-    if not result.steps_taken and is_stream and not result.interrupted:
-        since = f" after step {result.step:,}" if result.step else ""
-        say(f"no sample arrived: nothing was trained{since}")
-    elif not result.steps_taken:
-        say(f"nothing left to train: the run was finished after {result.step:,} steps")
+    if not result.steps_taken and not result.interrupted:
+        say(_why_no_step(result))
     if as_json:
         print_json({"out": out, **numbers_of(result)})
     else:
@@ -131,7 +129,7 @@ def train(
         )
     if result.interrupted:
         if out or config.checkpoints:
-            files = " ".join(f"--data '{one}'" for one in data)
+            files = " ".join(f"--data '{without_password(one)}'" for one in data)
             where = f"--out {out}" if out else f"--checkpoints {config.checkpoints} {files}"
             command = f"rowhaul train --resume {where}"
             if is_launched() and "TORCHELASTIC_RUN_ID" in os.environ:
@@ -145,6 +143,15 @@ def train(
             f"  rowhaul predict {out} --data '{example}' --out scores.parquet\n"
             f"  tensorboard --logdir {out}/tensorboard"
         )
+
+
+def _why_no_step(result: RunResult) -> str:
+    """Say why a run has trained nothing, this time."""
+    if result.stream_ended:
+        since = f" after step {result.step:,}" if result.step else ""
+        return f"no sample arrived: nothing was trained{since}"
+    ended = "had ended early" if result.ended_early else "was finished"
+    return f"nothing left to train: the run {ended} after {result.step:,} steps"
 
 
 def _as_begun(config: TrainConfig, resumed: dict[str, Any]) -> TrainConfig:

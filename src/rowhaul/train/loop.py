@@ -107,12 +107,16 @@ class _Loop:
             pruning=trainer.collection.source.report(),
             note=session.first_note,
             waits=session.waits,
+            stream_ended=session.finished and isinstance(session.stream, LiveStream),
+            ended_early=self._patience.is_over,
         )
 
     def _check_trained(self, interrupted: bool) -> None:
         """Refuse to save a model that has seen nothing, as one of an empty file is refused."""
         stream, trained = self._session.stream, self._trainer.samples
-        if isinstance(stream, LiveStream) and not (trained or interrupted or stream.ended_idle):
+        if not isinstance(stream, LiveStream) or trained or interrupted:
+            return
+        if not (stream.ended_idle or stream.stopped):
             raise DataError(
                 f"{stream.source.name} has ended without one sample; nothing was trained. See whether what "
                 "should write to it does, and train again (with --resume into the same --out)"

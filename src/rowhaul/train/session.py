@@ -67,6 +67,8 @@ class RunResult:
     waits: str = ""  # which of reader and card waits, where there is a card
     inexact: str = ""  # why what was learned depends on the cluster, if it does
     one_machine: str = ""  # of a cluster: that one machine would be faster, if so
+    stream_ended: bool = False  # nothing more came; otherwise steps, patience or somebody ended the run
+    ended_early: bool = False  # for want of patience, in this call or before
 
 
 class Session(Protocol):
