@@ -182,7 +182,7 @@ def test_merge_says_whose_rows_were_taken(rowhaul, trained, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("default_sigint")
 def test_ctrl_c_during_an_export_leaves_nothing(tmp_path):
-    num_rows = 1_000_000
+    num_rows = 4_000_000
     with CheckpointWriter(tmp_path / "c") as writer:
         rows = np.zeros((num_rows, 16), np.float32)
         writer.table("t", [(np.arange(num_rows), rows)], dim=16, state_width=0, dtype="float32")

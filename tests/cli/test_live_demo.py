@@ -15,7 +15,7 @@ from rowhaul.cli.live.demo import summary
 
 @pytest.mark.slow
 def test_a_live_demo_learns_publishes_and_serves_until_ctrl_c(tmp_path):
-    command = [sys.executable, "-m", "rowhaul", "demo", "--live", "--events", "1500", "--seconds", "240"]
+    command = [sys.executable, "-m", "rowhaul", "demo", "--live", "--events", "1500", "--seconds", "500"]
     demo = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

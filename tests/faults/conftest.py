@@ -10,7 +10,7 @@ from cluster_runs import command, contents, generated
 
 @pytest.fixture(scope="session")
 def log(tmp_path_factory):
-    return generated(tmp_path_factory.mktemp("log") / "data", 5000)
+    return generated(tmp_path_factory.mktemp("log") / "data", 12000)
 
 
 @pytest.fixture(scope="session")

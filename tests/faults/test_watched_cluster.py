@@ -41,7 +41,7 @@ def test_a_cluster_is_scraped_and_a_stopped_rank_shows(log_folder, tmp_path):
     ranks: dict[int, psutil.Process] = {}
     try:
         wait_for(lambda: scrape(port)["rowhaul_step"] > 30, 200)
-        assert health(port)[0] == 200
+        wait_for(lambda: health(port)[0] == 200, 100)  # on a busy machine not at every moment
         ranks = rank_processes(launcher)
         ranks[2].send_signal(signal.SIGSTOP)
         status, answer = wait_for(lambda: (one := health(port))[0] != 200 and one, 60)
