@@ -182,6 +182,16 @@ def test_only_the_same_command_resumes(tmp_path):
         FolderWriter(tmp_path, SCHEMA, {**MADE_BY, "seed": 2}),
     ):
         pass
+    with (
+        pytest.raises(DataError, match=r"\(history was None, now 5\)"),
+        FolderWriter(tmp_path, SCHEMA, {**MADE_BY, "history": 5}),
+    ):
+        pass
+    with (
+        pytest.raises(DataError, match=r"\(seed was 1, now None\)"),
+        FolderWriter(tmp_path, SCHEMA, {"command": "test"}),
+    ):
+        pass
     with pytest.raises(DataError, match=r"test_share was 0.1, now 0.2"):
         write(tmp_path, [150, 150], test_share=0.2)
     write(tmp_path, [150, 150], test_share=0.2, overwrite=True)

@@ -301,6 +301,44 @@ def test_csv_without_header_and_with_files_of_other_column_order(write):
     assert rows[0] == rows[1]
 
 
+def test_names_in_quotes_may_contain_the_delimiter(write):
+    for delimiter in ("::", ";"):
+        name = f'a{delimiter}"b"'
+        schema = Schema.from_dict({"ids": ["y", name], "csv": {"delimiter": delimiter}})
+        quoted = '"' + name.replace('"', '""') + '"'
+        path = write("log.csv", f'{quoted}{delimiter} "y" \n1{delimiter}2\n'.replace(' "y" ', '"y"'))
+        assert read("csv", path, schema=schema)[1] == [{"y": 2, name: 1}]
+
+
+def test_a_name_with_a_line_break_is_refused(write):
+    for delimiter in ("::", ","):
+        schema = Schema.from_dict({"ids": ["y"], "csv": {"delimiter": delimiter}})
+        for header in ('y,"a\nb"', '"a\r\nb",y'):
+            path = write("log.csv", f"{header}\n1,2\n".replace(",", delimiter))
+            with pytest.raises(DataError, match=r"log.csv, line 1: a quote .* must be in the first line"):
+                read("csv", path, schema=schema)
+    path = write("log.csv", 'y,5" pipes\n1,2\n')  # a quote within a name opens nothing
+    assert read("csv", path, schema=Schema.from_dict({"ids": ["y", '5" pipes']}))[1][0]["y"] == 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "data", "words"),
+    [
+        ({"label": "y", "weight": "w"}, "1,1,2\n1,,2\n", "column w: the weight is missing"),
+        ({"label": "y", "weight": "w"}, "1,1,2\n1,-0.5,2\n", "column w: -0.5 is not a finite number, 0 or"),
+        ({"label": {"name": "y", "kind": "number"}}, "9,1,2\n,1,2\n", "column y: the label is missing"),
+        ({"labels": ["y", "w"]}, ",1,2\n1,2,2\n", "column w: 2.0 is not 0 or 1"),
+    ],
+)
+def test_what_training_refuses_is_a_bad_line(write, schema, data, words):
+    schema, path = Schema.from_dict({**schema, "ids": ["a"]}), write("log.csv", "y,w,a\n" + data)
+    with pytest.raises(BadLineError, match=rf"log.csv, line 3: {words}"):
+        read("csv", path, schema=schema)
+    bad_lines = BadLines(skip=True)
+    chunks = list(open_format("csv", [path], Options(schema=schema)).chunks(None, bad_lines))
+    assert (sum(chunk.batch.num_rows for chunk in chunks), bad_lines.count) == (1, 1)
+
+
 def test_csv_that_does_not_fit_its_schema(write):
     schema = Schema.from_dict(CSV_SCHEMA)
     with pytest.raises(DataError, match=r"no column 'user' \(did you mean 'users'\?\)"):

@@ -36,6 +36,9 @@ def test_ids_of_every_type(read):
         (pa.array(strings), hashed),
         (pa.array(strings, pa.large_string()), hashed),
         (pa.array(strings).dictionary_encode(), hashed),
+        (pa.array(strings, pa.string_view()), hashed),
+        (pa.array(strings, pa.binary_view()), hashed),
+        (pa.array([["u", None], None, ["é"]], pa.list_(pa.string_view())), [hashed[:1], [], hashed[2:]]),
         (pa.array([1, None, -3], pa.int32()), [1, None, -3]),
         (pa.array([1, None, 2**64 - 1], pa.uint64()), [1, None, -1]),
         (pa.array([5, None, 6], pa.int16()).dictionary_encode(), [5, None, 6]),
@@ -62,7 +65,7 @@ def test_labels_and_numbers_of_every_type(read):
     ("column", "values", "words"),
     [
         ("y", [0, 2], "column y: 2 is not 0 or 1"),
-        ("y", [0, None], "column y: None is not 0 or 1"),
+        ("y", [0, None], "column y: the label is missing"),
         ("x", [0.0, float("nan")], "column x: nan is not a finite float32"),
         ("x", [0.0, 1e300], "column x: 1e\\+300 is not a finite float32"),
     ],
@@ -74,6 +77,31 @@ def test_bad_rows_are_named_or_skipped(read, column, values, words):
     rows, bad_lines = read(table, skip=True)
     assert len(rows) == 1
     assert bad_lines.count == 1
+
+
+@pytest.mark.parametrize("weight", [None, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_training_refuses_is_a_bad_row(read, weight):
+    schema = Schema.from_dict({"label": "y", "weight": "w", "ids": ["a"]})
+    table = {"y": [0, 1], "w": pa.array([0.0, weight], pa.float64()), "a": [1, 2]}
+    words = "the weight is missing" if weight is None else f"{weight!r} is not a finite number, 0 or more"
+    with pytest.raises(BadLineError, match=f"line 2: column w: {words}"):
+        read(table, schema=schema)
+    rows, bad_lines = read(table, schema=schema, skip=True)
+    assert (rows, bad_lines.count) == ([{"y": 0, "w": 0.0, "a": 1}], 1)
+
+
+def test_of_several_labels_one_may_be_missing(read):
+    several = [{"name": "y"}, {"name": "z"}, {"name": "seconds", "kind": "number"}]
+    schema = Schema.from_dict({"labels": several, "ids": ["a"]})
+    nan = float("nan")
+    table = {"y": [0.0, nan, 1.0], "z": [1, None, 0], "seconds": [nan, 2.5, None], "a": [1, 2, 3]}
+    rows, _ = read(table, schema=schema)
+    assert [[row[name] for name in ("y", "z", "seconds")] for row in rows] == [
+        [0.0, 1.0, None], [None, None, 2.5], [1.0, 0.0, None],
+    ]  # fmt: skip
+    for name, value, words in (("y", 2.0, "2.0 is not 0 or 1"), ("seconds", -np.inf, "-inf is not a finite")):
+        with pytest.raises(BadLineError, match=f"line 3: column {name}: {words}"):
+            read({**table, name: [0.0, nan, value]}, schema=schema)
 
 
 def test_reading_goes_on_at_a_position(read):

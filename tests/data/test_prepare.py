@@ -196,6 +196,14 @@ def test_killed_processes_are_resumed(tmp_path):
     assert parts(tmp_path / "often") == parts(tmp_path / "once")
 
 
+def test_histories_are_not_continued_without_them(movielens, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        prepare(movielens, tmp_path / "data", "movielens", history=5, progress=interrupt_at(1200))
+    with pytest.raises(DataError, match=r"begun by another command \(history was 5, now None\)"):
+        prepare(movielens, tmp_path / "data", "movielens")
+    prepare(movielens, tmp_path / "data", "movielens", history=5)
+
+
 def test_changed_input_is_not_resumed(logs, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         prepare(logs, tmp_path / "data", "csv", schema=SCHEMA, progress=interrupt_at(1500))

@@ -1,10 +1,14 @@
 """The parser agrees with Python's own readers on good text, and names the line and column of bad text."""
 
+import bz2
 import csv
 import gzip
 import io
+import lzma
+import zipfile
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -90,6 +94,27 @@ def test_a_delimiter_of_two_bytes_cuts_as_split_does(parse, records, block):
     assert bad.count == len(records) - len(good)
 
 
+@pytest.mark.parametrize("delimiter", [",", "::", "<=>", "========"])
+@pytest.mark.parametrize("quoting", [True, False])
+def test_a_delimiter_of_any_size_may_lie_on_the_border_of_blocks(parse, monkeypatch, delimiter, quoting):
+    part = delimiter[:-1]
+    records = [
+        ['"a"', "b", "1"], [f'"x""{part}y"', '"q"', "2"], ["", "", "3\r"], ['"z"', '"w"', '"4"\r'],
+        [f"u{part}\r", f"v{part}v", "5\r"], ['"bad"x', "y", "6"], ['"last"', f'"{delimiter}"', '"7"'],
+    ]  # fmt: skip
+    data = "\n".join(delimiter.join(record) for record in records).encode()
+    fields = [Field("a", "string"), Field("b", "string"), Field("c", "string")]
+
+    def read(block):
+        monkeypatch.setattr(text_blocks, "BLOCK_BYTES", block)
+        return parse(data, fields, skip=True, delimiter=delimiter, quoting=quoting)
+
+    whole = read(len(data))
+    assert whole[1].count == 1
+    for block in range(1, len(data)):
+        assert read(block) == whole, block
+
+
 @in_one_folder
 @given(st.lists(st.decimals(-(10**12), 10**12, places=3) | st.integers(-(10**15), 10**15), min_size=1))
 def test_short_numbers_are_rounded_to_float32_exactly(parse, numbers):
@@ -157,6 +182,23 @@ def test_blank_the_missing_word_and_blank_lines(parse):
     assert columns["x"] == [None, None, -2.5]
     assert columns["k"] == [None, None, 7]
     assert columns["s"] == [None, None, hash_string("-12")]
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_a_blank_line_of_one_column_is_a_missing_field(parse, monkeypatch, line_break):
+    """But not the last line of the file, which many writers leave blank."""
+    for lines, expected in (
+        (["1", "", "2"], [1, None, 2]),
+        (["1", "", "2", ""], [1, None, 2]),
+        (["", "", "2", "", "", ""], [None, None, 2, None, None]),
+        (["1", '""', ""], [1, None]),
+    ):
+        data = "".join(line + line_break for line in lines).encode()
+        for block in (1, 2, 3, 100):
+            monkeypatch.setattr(text_blocks, "BLOCK_BYTES", block)
+            assert parse(data, [Field("a", "integer")], quoting=True)[0]["a"] == expected
+    assert parse(b"1\n\n2", [Field("a", "integer")])[0]["a"] == [1, None, 2]
+    assert reason(parse, b"1\n\n0\n", Field("y", "label")) == (2, "column y: the label is missing")
 
 
 def test_labels_from_a_threshold(parse):
@@ -305,6 +347,24 @@ def test_damaged_gz(tmp_path, damage):
 def test_gz_of_several_members(parse):
     columns, _ = parse(gzip.compress(b"1\n2") + gzip.compress(b"3\n4\n"), [Field("a", "integer")])
     assert columns["a"] == [1, 23, 4]
+
+
+def test_other_compressions_are_named(tmp_path):
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("log.csv", "a,b\n")
+    for data, words in (
+        (zipped.getvalue(), "is a zip archive; unpack it"),
+        (bz2.compress(b"a,b\n"), "is compressed with bzip2; unpack it"),
+        (bz2.compress(b""), "is compressed with bzip2; unpack it"),
+        (lzma.compress(b"a,b\n"), "is compressed with xz; unpack it"),
+        (pa.compress(b"a,b\n", codec="zstd", asbytes=True), "is compressed with zstd; unpack it"),
+    ):
+        (tmp_path / "log").write_bytes(data)
+        with pytest.raises(DataError, match=rf"log {words} \(gzip is read as it is\)"):
+            first_line(TextFile(tmp_path / "log"))
+    (tmp_path / "log").write_bytes(b"BZh9,PK\n")
+    assert first_line(TextFile(tmp_path / "log")).text == b"BZh9,PK"
 
 
 def test_files_that_cannot_be_read(tmp_path):

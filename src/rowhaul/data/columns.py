@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowhaul._id_kinds import INTEGER, TEXT, join_kinds
-from rowhaul.data.keys import hash_strings
+from rowhaul.data.keys import hash_strings, is_view, plain_text
 from rowhaul.data.schema import TIME_UNITS, DenseColumn, LabelColumn, Schema, TimeColumn
 from rowhaul.errors import DataError
 
@@ -141,6 +141,7 @@ def decode_ids(column: pa.Array, seed: int = 0) -> Ids:
         if elements.offsets is not None:
             offsets = elements.offsets[offsets]
         return Ids(elements.values, offsets)
+    column = plain_text(column)
     if column.null_count:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         return Ids(_keys(column.drop_null(), seed), offsets_of(valid))
@@ -303,7 +304,7 @@ def id_kind(kind: pa.DataType) -> str:
     if types.is_integer(kind):
         return INTEGER
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    if any(is_text(kind) for is_text in texts):
+    if any(is_text(kind) for is_text in texts) or is_view(kind):
         return TEXT  # bytes hash like the string they spell
     return "null" if types.is_null(kind) else ""
 

@@ -45,6 +45,7 @@ def hash_strings(array: pa.Array | pa.ChunkedArray, seed: int = 0) -> npt.NDArra
     if isinstance(array, pa.ChunkedArray):
         parts = [hash_strings(chunk, seed) for chunk in array.chunks]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    array = plain_text(array)
     kind = array.type
     if pa.types.is_dictionary(kind):
         keys = np.append(hash_strings(array.dictionary, seed), np.int64(0))
@@ -65,6 +66,26 @@ def hash_strings(array: pa.Array | pa.ChunkedArray, seed: int = 0) -> npt.NDArra
     if array.null_count:
         keys[array.is_null().to_numpy(zero_copy_only=False)] = 0
     return keys
+
+
+def is_view(kind: pa.DataType) -> bool:
+    """Whether a type is strings or bytes as views, which Polars and Arrow for Rust write."""
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without views: what they show, one after the other."""
+    if not is_view(kind):
+        return kind
+    return pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
+
+
+def plain_text(array: pa.Array) -> pa.Array:
+    """Strings or bytes with offsets in place of views, which Arrow casts but hardly computes with."""
+    kind = array.type
+    if pa.types.is_dictionary(kind) and is_view(kind.value_type):
+        return pa.DictionaryArray.from_arrays(array.indices, plain_text(array.dictionary))
+    return array.cast(plain_type(kind)) if is_view(kind) else array
 
 
 @kernel

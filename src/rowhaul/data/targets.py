@@ -86,6 +86,14 @@ def known_labels(column: pa.Array) -> Mask:
     return np.asarray(valid & ~np.isnan(plain_numbers(column).astype(np.float64)), np.bool_)
 
 
+def weight_numbers(column: pa.Array) -> tuple[Float32s, Mask]:
+    """The numbers of a weight, nulls as 0, and which of them can be trained on."""
+    with np.errstate(over="ignore"):  # too large for float32 becomes infinity
+        weights = plain_numbers(column).astype(np.float32)
+    allowed = np.isfinite(weights) & (weights >= 0) & column.is_valid().to_numpy(zero_copy_only=False)
+    return weights, np.asarray(allowed, np.bool_)
+
+
 def _check(column: pa.Array, bad: Mask, name: str, origin: Origin) -> None:
     if bad.any():
         row = int(np.argmax(bad))
@@ -96,9 +104,7 @@ def _check(column: pa.Array, bad: Mask, name: str, origin: Origin) -> None:
 
 
 def _decode_weight(column: pa.Array, name: str, origin: Origin) -> Float32s:
-    with np.errstate(over="ignore"):  # too large for float32 becomes infinity
-        weights = plain_numbers(column).astype(np.float32)
-    allowed = np.isfinite(weights) & (weights >= 0) & column.is_valid().to_numpy(zero_copy_only=False)
+    weights, allowed = weight_numbers(column)
     if not allowed.all():
         row = int(np.argmin(allowed))
         raise DataError(

@@ -19,6 +19,7 @@ from rowhaul._files import whole
 from rowhaul.checkpoint import Place
 from rowhaul.data.columns import check_present
 from rowhaul.data.files import expand_files
+from rowhaul.data.keys import plain_type
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
@@ -72,7 +73,13 @@ def predict_file(
         for _, logits in trainer.score(stream, progress, keys):
             scores = [pa.array(one) for one in task_scores(trainer.schema, logits)]
             columns = kept.take(len(scores[0])).columns if keep else []
-            writer.write_table(pa.table([*columns, *scores], schema=schema))
+            rows = pa.table([*columns, *scores], schema=schema)
+            try:
+                writer.write_table(rows)
+            except pa.ArrowException:
+                if out.suffix == ".csv":
+                    _check_writable(rows)
+                raise
             done += len(scores[0])
     return done
 
@@ -112,6 +119,18 @@ def _check_flat(kept: pa.Schema) -> None:
             )
 
 
+def _check_writable(rows: pa.Table) -> None:
+    """Refuse the column that Arrow cannot write as CSV; its own error names none."""
+    for field in rows.schema:
+        try:
+            pa_csv.write_csv(rows.select([field.name]), pa.BufferOutputStream())
+        except pa.ArrowException as error:
+            raise DataError(
+                f"column {field.name!r} is of type {field.type} and has values that a CSV file cannot hold "
+                f"({error}); keep other columns, or write the scores to a .parquet file"
+            ) from None
+
+
 def _check_file(out: Path, data: Any, overwrite: bool) -> None:
     if out.suffix not in _WRITERS:
         raise ConfigError(f"scores are written to {' or '.join(_WRITERS)} files; got {out}")
@@ -139,7 +158,8 @@ class _Columns:
             found = pq.read_schema(path)
             for name in names:
                 check_present(name, found.names, path)
-                fields[name] = _wider(fields.get(name), found.field(name))
+                field = found.field(name)
+                fields[name] = _wider(fields.get(name), field.with_type(plain_type(field.type)))
         self.schema = pa.schema([fields[name] for name in names])
         self._batches = self._read()
         self._rows = self.schema.empty_table()

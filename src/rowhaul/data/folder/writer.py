@@ -244,8 +244,9 @@ class FolderWriter:
 
     def _resume(self, state: dict[str, Any]) -> None:
         made = json.loads(json.dumps(self._made))
-        for what, now in (*made["made_by"].items(), ("test_share", made["test_share"])):
-            before = state["test_share"] if what == "test_share" else state["made_by"].get(what)
+        old, new = ({**one["made_by"], "test_share": one["test_share"]} for one in (state, made))
+        for what in {**new, **old}:  # an option that is not given has no key
+            before, now = old.get(what), new.get(what)
             if before != now:
                 raise DataError(
                     f"{self.folder} is unfinished and was begun by another command ({what} was {before!r}, "

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from rowhaul.data.formats.guessing import guess_integers
 from rowhaul.data.formats.header import with_header
-from rowhaul.data.formats.source import Options, TextInput, TextSource, written_schema
+from rowhaul.data.formats.refused import bad_rows, refused_targets
+from rowhaul.data.formats.source import BadRows, Options, TextInput, TextSource, written_schema
 from rowhaul.data.schema import CsvLayout, Schema
 from rowhaul.data.text.blocks import TextFile
 from rowhaul.data.text.layout import Field
@@ -26,11 +29,17 @@ def open_csv(inputs: Sequence[Path], options: Options) -> TextSource:
         for column in schema.stored_ids
         if column.type == "auto"
     }
+    written = written_schema(schema, guessed)
     return TextSource(
         tuple(_with_types(one, guessed) for one in opened),
-        written_schema(schema, guessed),
+        written,
+        make_derive=lambda seed: lambda columns: (columns, _refused(columns, written)),
         guessed_types=guessed,
     )
+
+
+def _refused(columns: dict[str, pa.Array], schema: Schema) -> BadRows | None:
+    return bad_rows(columns, refused_targets(columns, schema), schema)
 
 
 def _fields(schema: Schema) -> dict[str, Field]:

@@ -65,13 +65,22 @@ def split_header(line: bytes, delimiter: str, file: TextFile) -> list[str]:
             f"{file}, line 1: the names of the columns are not valid {file.encoding}; name the encoding in "
             "the schema (csv: encoding: ...)"
         ) from None
-    if len(delimiter) > 1:
-        return [name.strip() for name in text.split(delimiter)]
+    one = delimiter
+    if len(delimiter) > 1:  # Python's reader takes one character: one of private use stands for it
+        one = next(mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in text)
+    reader = csv.reader([text.replace(delimiter, one), ""], delimiter=one)
     try:
-        names = next(csv.reader([text], delimiter=delimiter))
+        names = next(reader)
     except csv.Error as error:
-        raise DataError(f"the first line does not name columns: {error}; is this the right file?") from None
-    return [name.strip() for name in names]
+        raise DataError(
+            f"{file}: the first line does not name columns: {error}; is this the right file?"
+        ) from None
+    if reader.line_num > 1:
+        raise DataError(
+            f'{file}, line 1: a quote (") is opened and not closed; the names of the columns must be in the '
+            "first line and have no line break in them"
+        )
+    return [name.replace(one, delimiter).strip() for name in names]
 
 
 def one_path(inputs: Sequence[Path], name: str, what: str) -> Path:

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from rowhaul._id_kinds import TEXT
 from rowhaul.data.columns import (
-    Mask,
     check_columns,
     decode_ids,
     dense_numbers,
@@ -22,10 +21,12 @@ from rowhaul.data.columns import (
     label_numbers,
 )
 from rowhaul.data.folder.writer import Chunk
+from rowhaul.data.formats.refused import bad_rows, refused_targets
 from rowhaul.data.formats.source import Options, written_schema
 from rowhaul.data.origins import TYPE_OF_KIND, Origins
 from rowhaul.data.parquet import naming
 from rowhaul.data.schema import IdColumn, Schema
+from rowhaul.data.targets import known_labels
 from rowhaul.data.text.layout import nullable
 from rowhaul.data.text.reader import ROWS_AT_ONCE, BadLines
 from rowhaul.errors import DataError
@@ -98,32 +99,30 @@ class ParquetSource:
     def _decode(
         self, batch: pa.RecordBatch, path: Path, first_row: int, bad_lines: BadLines, seed: int
     ) -> pa.RecordBatch:
+        schema = self.described_by
         arrays: dict[str, pa.Array] = {}
-        bad: dict[str, Mask] = {}
-        label = self.described_by.label
-        if label and label.kind == "binary":
-            labels, allowed = label_numbers(batch[label.name], label)
-            arrays[label.name], bad[label.name] = pa.array(labels.astype(np.int8)), ~allowed
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        refused = refused_targets(columns, schema)
+        if schema.label and schema.label.kind == "binary":
+            labels, _ = label_numbers(batch[schema.label.name], schema.label)
+            arrays[schema.label.name] = pa.array(labels.astype(np.int8))
+        several = {label.name for label in schema.labels}
         for name in self._number_columns():
-            numbers, finite = dense_numbers(batch[name])
-            valid = batch[name].is_valid().to_numpy(zero_copy_only=False)
-            arrays[name], bad[name] = nullable(numbers, valid), ~finite
-        for feature in self.described_by.stored_features:
+            column = columns[name]
+            numbers, finite = dense_numbers(column)
+            # Of several labels NaN says what null does: that one is missing.
+            known = known_labels(column) if name in several else column.is_valid().to_numpy(False)
+            arrays[name] = nullable(numbers, known)
+            refused[name] = refused.get(name, False) | (known & ~finite)
+        for feature in schema.stored_features:
             arrays[feature] = _keys(batch[feature], seed)
         decoded = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
-        any_bad = np.zeros(batch.num_rows, np.bool_)
-        for mask in bad.values():
-            any_bad |= mask
-        if not any_bad.any():
+        bad = bad_rows(columns, refused, schema)
+        if bad is None:
             return decoded
-        for row in np.flatnonzero(any_bad):
-            name = next(name for name, mask in bad.items() if mask[row])
-            needed = "a finite float32"
-            if label and name == label.name:
-                needed = "0 or 1" if label.positive_from is None else "a number"
-            reason = f"column {name}: {batch[name][row].as_py()!r} is not {needed}"
-            bad_lines.add(str(path), first_row + int(row) + 1, reason)
-        return decoded.filter(pa.array(~any_bad))
+        for row in np.flatnonzero(bad.mask):
+            bad_lines.add(str(path), first_row + int(row) + 1, bad.reason(int(row)))
+        return decoded.filter(pa.array(~bad.mask))
 
     def _number_columns(self) -> list[str]:
         """Columns that are kept as they are: labels that may be missing, the weight, dense numbers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zipfile
 import zlib
 from collections.abc import Generator, Iterator
@@ -17,6 +18,13 @@ from rowhaul.errors import DataError
 
 BLOCK_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
+_PACKED = {  # what is not unpacked here, by how it begins
+    re.compile(rb"PK(\x03\x04|\x05\x06)"): "a zip archive",
+    re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"): "compressed with bzip2",
+    re.compile(rb"\x28\xb5\x2f\xfd"): "compressed with zstd",
+    re.compile(rb"\xfd7zXZ\x00"): "compressed with xz",
+}
+_LONGEST_MAGIC = 10
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_FIRST_LINE = 1 << 20
 
@@ -46,13 +54,17 @@ class TextFile:
         if self.member:
             with zipfile.ZipFile(stored) as archive, archive.open(self.member) as stream:
                 yield stream
-        elif stored.read(2) == _GZIP_MAGIC:
-            stored.seek(0)
+            return
+        start = stored.read(_LONGEST_MAGIC)
+        stored.seek(0)
+        if start.startswith(_GZIP_MAGIC):
             with gzip.GzipFile(fileobj=stored) as stream:
                 yield cast(IO[bytes], stream)
-        else:
-            stored.seek(0)
-            yield stored
+            return
+        for magic, what in _PACKED.items():
+            if magic.match(start):
+                raise DataError(f"{self} is {what}; unpack it (gzip is read as it is)")
+        yield stored
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -86,7 +86,13 @@ def parse_records(text, size, final, layout, columns, max_rows, spans, cursor):
     end = base + U(size)
     num_columns = len(kinds)
     while True:
-        at, line = _pass_blank_lines(base + U(cursor[AT]), end, cursor[LINE])
+        at, line = base + U(cursor[AT]), cursor[LINE]
+        if num_columns > 1:
+            at, line = _pass_blank_lines(at, end, line)
+        elif at < end and _pass_blank_line(at, end) == end:  # a record, unless it is the last line of all
+            if not final:
+                return NEEDS_BYTES
+            at, line = end, line + 1
         cursor[AT], cursor[LINE] = at - base, line
         row = cursor[ROWS]
         if at >= end:
@@ -211,7 +217,8 @@ def _split(at, end, line, final, delimiter, delimiter_size, quoting, spans):
         if at + delimiter_size <= end and _matches(at, delimiter, delimiter_size):
             at += delimiter_size
             continue
-        if at >= end and not final:
+        # What follows a closing quote may be the first bytes of a delimiter that the buffer cuts off.
+        if not final and (at >= end or (quoted and at + delimiter_size > end)):
             return _INCOMPLETE, at, line
         if quoted and at < end and load8(at) == _CR:
             if at + U(1) == end and not final:
@@ -220,7 +227,10 @@ def _split(at, end, line, final, delimiter, delimiter_size, quoting, spans):
         elif not quoted and stop > start and load8(stop - U(1)) == _CR and column <= num_columns:
             spans[column - 1, 1] = stop - U(1)
         if at < end and load8(at) != _LF:
-            return -TEXT_AFTER_QUOTE, min(_find(at, end, _LF) + U(1), end), line + 1
+            at = _find(at, end, _LF)
+            if at >= end and not final:
+                return _INCOMPLETE, at, line
+            return -TEXT_AFTER_QUOTE, min(at + U(1), end), line + 1
         return column, min(at + U(1), end), line + 1
 
 
@@ -257,12 +267,22 @@ def _undouble_quotes(start, stop):
 @kernel
 def _pass_blank_lines(at, end, line):
     while at < end:
-        if load8(at) == _LF:
-            line += 1
-        elif load8(at) != _CR or at + U(1) == end or load8(at + U(1)) != _LF:
+        next_at = _pass_blank_line(at, end)
+        if next_at == at:
             break
-        at += U(1)
+        at = next_at
+        line += 1
     return at, line
+
+
+@kernel
+def _pass_blank_line(at, end):
+    """Where the line after a blank one begins; ``at``, if the line is not blank."""
+    if load8(at) == _LF:
+        return at + U(1)
+    if load8(at) == _CR and at + U(1) < end and load8(at + U(1)) == _LF:
+        return at + U(2)
+    return at
 
 
 @kernel
