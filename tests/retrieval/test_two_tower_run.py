@@ -90,3 +90,10 @@ def test_items_of_rows_within_a_budget_must_be_listed(tmp_path):
     )  # fmt: skip
     said = run("index", tmp_path / "run", "--out", tmp_path / "items", ok=False)
     assert "do not say which items they are of: list the items (--items FILES)" in said
+    log = tmp_path / "users.csv"
+    log.write_text("user,movie\n1,2\n")
+    listed = ("--items", data / "*.parquet", "--data", log)
+    said = run("index", tmp_path / "run", "--out", tmp_path / "items", *listed, ok=False)
+    assert "users.csv: a raw log, not a Parquet file" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "items").exists()

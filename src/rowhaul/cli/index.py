@@ -31,11 +31,14 @@ def index(
     from rowhaul.data.files import expand_files
     from rowhaul.retrieval import item_vectors, write_index
     from rowhaul.retrieval.measure import measure_index
+    from rowhaul.retrieval.vectors import open_users
     from rowhaul.train import load_trained
 
     if data:
-        expand_files(data)  # they must be there before an index is written that they are to measure
+        expand_files(data)  # before the run is loaded, which takes longer
     trainer = load_trained(run)
+    if data:
+        open_users(trainer, data)  # what is wrong with them is said before an index is written
     with progress_bar("indexing", "nothing was written"):
         keys, vectors = item_vectors(trainer, items or None)
         made = write_index(out, keys, vectors, kind, trainer.step)

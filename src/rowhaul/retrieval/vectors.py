@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import torch
 
 from rowhaul.data.files import expand_files
+from rowhaul.data.parquet import naming
 from rowhaul.data.samples import Samples
+from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch
 from rowhaul.nn.models import TwoTower
@@ -44,13 +46,22 @@ def item_vectors(trainer: Trainer, items: Any = None) -> tuple[Int64s, Floats]:
 
 def user_vectors(trainer: Trainer, data: Any, batch_size: int = _BLOCK) -> Iterator[tuple[Samples, Floats]]:
     """Yield samples of Parquet files and their users' vectors; columns of item and label may be absent."""
-    model, schema = two_tower(trainer), trainer.schema
+    model = two_tower(trainer)
+    for samples in open_users(trainer, data, batch_size):
+        yield samples, _run(model.user_vectors, model, samples)
+
+
+def open_users(trainer: Trainer, data: Any, batch_size: int = _BLOCK) -> SampleStream:
+    """Open the samples of `user_vectors`: all that the files' footers show to be wrong is an error here."""
+    schema = trainer.schema
     labels = set(schema.column_names(with_label=True)) - set(schema.column_names(with_label=False))
-    has_labels = all(labels <= set(pq.read_schema(path).names) for path in expand_files(data))
+    has_labels = True
+    for path in expand_files(data):
+        with naming(path):
+            has_labels &= labels <= set(pq.read_schema(path).names)
     stream = FilledStream(data, schema, batch_size, require_label=has_labels)
     trainer.check_keys(stream)
-    for samples in stream:
-        yield samples, _run(model.user_vectors, model, samples)
+    return stream
 
 
 def item_keys(samples: Samples, name: str) -> Int64s:
