@@ -61,9 +61,10 @@ def test_rows_are_set_by_key(kind, unpooled, tmp_path):
         assert np.array_equal(values_of(ours, "t")[key], row)
 
 
-def test_text_keys_are_hashed_and_columns_named(tmp_path):
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view(), pa.binary()])
+def test_text_keys_are_hashed_and_columns_named(kind, tmp_path):
     ours = collection()
-    words = pa.array(["a", "b"])
+    words = pa.array(["a", "b"]).cast(kind)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(8)), 4)
     pq.write_table(pa.table({"word": words, "vector": vectors}), tmp_path / "words.parquet")
     assert load_pretrained(ours, "t", tmp_path / "words.parquet", keys="word", values="vector") == 2

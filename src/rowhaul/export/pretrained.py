@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
-from rowhaul.data.columns import is_list
+from rowhaul._id_kinds import TEXT
+from rowhaul.data.columns import id_kind, is_list
 from rowhaul.data.keys import hash_strings
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import TableCollection
@@ -120,8 +121,7 @@ def _read_parquet(path: Path, keys: str, values: str) -> Rows:
         raise ValueError(f"column {name!r} has {column.null_count:,} missing keys; leave out those rows")
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    named = hash_strings(column) if is_text else column.to_numpy()
+    named = hash_strings(column) if id_kind(column.type) == TEXT else column.to_numpy()
     lengths = pc.list_value_length(lists).unique().to_pylist() if is_list(lists.type) else [None]
     if lists.null_count or len(lengths) > 1 or None in lengths:
         raise ValueError(f"column {values!r} must have a list of one length in every row")
