@@ -5,15 +5,15 @@ import signal
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from click_logs import click_log
 from rowhaul.data.schema import Schema
 
 torch.set_num_threads(1)
 
-# How long an example takes says nothing on a machine that others use, too.
-settings.register_profile("rowhaul", deadline=None)
+# How long an example takes, or is drawn, says nothing on a machine that others use, too.
+settings.register_profile("rowhaul", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rowhaul")
 
 # Folders whose tests start processes: these come last, the longest first, when the others have compiled the

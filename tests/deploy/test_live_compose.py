@@ -41,7 +41,7 @@ def command_of(service, places, more=""):
 
 
 def wait_for(condition, what, *processes):
-    end = time.monotonic() + 90
+    end = time.monotonic() + 250
     while not (found := condition()):
         for one in processes:
             assert one.poll() is None, (what, one.communicate()[0])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exact_cases import cases
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from in_process_cluster import Outcome, Rank, run_cluster
 from pruned_cluster import PrunedRank
@@ -21,7 +21,6 @@ few = settings(
     max_examples=5,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import Batch, Entry, Naive, NaiveMove, NaivePlan, Row
 from naive_modes import naive_scheduler
@@ -291,7 +291,7 @@ def features(plan: NaivePlan, before: dict[Row, Entry], after: dict[Row, Entry])
     return +seen
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(data=st.data())
 @pytest.mark.parametrize(("sync", "peer_to_peer"), MODES)
 def test_plans_of_any_trace(data: st.DataObject, sync: str, peer_to_peer: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import row_policies
 
@@ -124,7 +124,7 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(data=st.data())
 @pytest.mark.parametrize("sync", mostly_slow(SYNCS, "on-demand", "bounded:1"))
 def test_a_resumed_run_makes_the_plans_of_an_uninterrupted_one(data: st.DataObject, sync: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpointed_ranks import CONFIG, Session, ThreadCluster, on_threads, rows_of_first_table
@@ -28,7 +28,6 @@ BAD_STEP = 4  # counted from 0
 VALUES = st.floats(width=32) | st.sampled_from([3e38, -3e38, float("nan"), float("inf"), -float("inf")])
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.lists(VALUES, max_size=40))
 def test_is_finite_is_that_of_numpy(values):
     array = np.array(values, np.float32)
