@@ -190,8 +190,7 @@ def predicted(
     those are measured in the warm-up; how long they keep the machine busy, where nothing moves.
     """
     model = TimeModel(links.for_time_model(contender.settings), per_sample, dense_seconds=dense)
-    training = np.flatnonzero(np.bincount(contender.plans[-1].worker, minlength=len(per_sample))).tolist()
-    clock = Clock(model, training)
+    clock = Clock(model, contender.plans[-1].summing_workers)
     seconds = [clock.observe(plan) for plan in contender.plans]
     warmup = setting.warmup_of(contender.mechanism)
     least = cpu_scale * cpu_seconds(contender, warmup - setting.warmup // 2, warmup)

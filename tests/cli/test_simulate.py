@@ -73,6 +73,19 @@ def test_caches_in_percent_rows_and_bytes(simulate, tmp_path):
     assert capacity(f"{percent * 32}b") == (percent * 32, "bytes", rows)
 
 
+def test_rows_are_pruned_as_training_over_so_many_iterations_prunes_them(simulate, tmp_path):
+    moved = {}
+    for name, options in {"whole": (), "pruned": ("--prune", "90%")}.items():
+        path = tmp_path / f"{name}.json"
+        arguments = ("--dispatch", "laia", "--no-subsets", "--iterations", "20", "--json", path)
+        code, _, err = simulate(*arguments, *options)
+        assert code == 0, err
+        written = json.loads(path.read_text())
+        moved[name] = sum(map(sum, written["mechanisms"][0]["bytes"].values()))
+    assert written["settings"]["prune_period"] == 1
+    assert 0 < moved["pruned"] < 0.8 * moved["whole"]
+
+
 def test_optimizer_state_travels(simulate, tmp_path):
     moved = {}
     for optimizer in ("sgd", "adagrad"):
@@ -129,27 +142,23 @@ def test_plain_parquet_without_a_schema_or_label(simulate, log_folder, tmp_path)
     assert "did you mean 'item'?" in err
 
 
-def test_features_of_one_table_share_its_rows(simulate, tmp_path):
-    pq.write_table(pa.table({"a": list(range(400)), "b": list(range(400))}), tmp_path / "x.parquet")
-    distinct = {}
-    for table in ("own", "shared"):
-        ids = "[{name: a, table: t}, {name: b, table: t}]" if table == "shared" else "[a, b]"
-        (tmp_path / f"{table}.yaml").write_text(f"ids: {ids}\n")
-        out = tmp_path / f"{table}.json"
-        arguments = (
-            "--schema",
-            tmp_path / f"{table}.yaml",
-            "--json",
-            out,
-            "--dispatch",
-            "laia",
-            "--no-subsets",
-        )
-        small = ("--workers", "2", "--links", "1gbit", "--batch-per-worker", "20", "--cache", "50%")
-        code, _, err = simulate(*arguments, data=tmp_path / "x.parquet", small=small)
-        assert code == 0, err
-        distinct[table] = json.loads(out.read_text())["settings"]["distinct_rows"]
-    assert distinct == {"own": 800, "shared": 400}
+@pytest.mark.parametrize("place", ["named", "beside"])
+@pytest.mark.parametrize("narrowed", [(), ("--features", "a,b")])
+@pytest.mark.parametrize(
+    ("ids", "distinct"), [("[a, b, c]", 800), ("[{name: a, table: t}, {name: b, table: t}, c]", 400)]
+)
+def test_features_of_one_table_share_its_rows(ids, distinct, narrowed, place, simulate, tmp_path):
+    rows = list(range(400))
+    pq.write_table(pa.table({"a": rows, "b": rows, "c": [0] * 400}), tmp_path / "x.parquet")
+    schema = tmp_path / ("schema.yaml" if place == "beside" else "named.yaml")
+    schema.write_text(f"ids: {ids}\n")
+    given = ("--schema", schema) if place == "named" else ()
+    small = ("--workers", "2", "--links", "1gbit", "--batch-per-worker", "20", "--cache", "50%")
+    options = ("--dispatch", "laia", "--no-subsets", "--json", "-", *given, *narrowed)
+    code, out, err = simulate(*options, data=tmp_path / "x.parquet", small=small)
+    assert code == 0, err
+    counted = json.loads(out)["settings"]["distinct_rows"]  # bars are not on standard output
+    assert counted == distinct + (0 if narrowed else 1)
 
 
 def test_fewer_batches_than_asked_for_are_said(simulate):
@@ -220,6 +229,7 @@ def test_fewer_batches_than_asked_for_are_said(simulate):
         (("--dim", "usr=8,item=8,tags=8"), "no table 'usr'"),
         (("--batch-per-worker", "0"), "--batch-per-worker is 0"),
         (("--iterations", "-1"), "--iterations is -1"),
+        (("--prune", "90%", "--prune-period", "0"), "--prune-period is 0; it must be at least 1"),
         (("--iterations", "4"), "leaves none of 4 iterations"),
         (("--warmup", "-1"), "--warmup is -1"),
         (("--iterations", "100", "--warmup", "40"), "the data holds 30 batches of 200 samples"),

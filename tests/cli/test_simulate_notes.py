@@ -17,6 +17,16 @@ QUICK = ("--dispatch", "laia", "--no-subsets", "--iterations", "6")
         (("--policy", "belady", "--look-ahead", "0"), "the same as emark"),
         (("--even-out",), "--even-out has no effect with --look-ahead 1"),
         (("--decision-budget", "1ms"), "--decision-budget has no effect"),
+        (
+            ("--dispatch", "laia-adaptive:2", "--decision-budget", "1ms"),
+            "only laia-adaptive without a number of tables and joint:auto use it",
+        ),
+        (
+            ("--prune", "90%", "--prune-period", "7"),
+            "--prune-period is 7 iterations, but the run ends after 6",
+        ),
+        (("--links", "0.5gbit,5gbit*3", "--subsets"), "list the machine to keep first"),
+        (("--links", "0.5gbit,5gbit*3", "--shares", "0,1,1,1"), "in every sum even without a share"),
         (("--hot", "1000000"), "all of them are replicated"),
         (
             ("--shares", "200*2,56*2"),
@@ -40,6 +50,10 @@ def test_what_has_no_effect_is_said(arguments, said, simulate, tmp_path):
         ("--policy", "belady"),
         ("--even-out", "--look-ahead", "2"),
         ("--dispatch", "laia-adaptive", "--decision-budget", "1ms"),
+        ("--dispatch", "two-batch:joint:auto", "--decision-budget", "1ms"),
+        ("--prune", "90%"),
+        ("--links", "0.5gbit,5gbit*3"),
+        ("--links", "5gbit,0.5gbit*3", "--subsets"),
         ("--hot", "10"),
         ("--shares", "80*2,20*2"),
     ],

@@ -81,6 +81,8 @@ def outcome(name, link_seconds, compute_seconds=None, shares=(4, 4), iterations=
         compute_seconds=np.zeros(num_workers)
         if compute_seconds is None
         else np.array(compute_seconds, float),
+        alone_seconds=0.0,
+        num_summing=sum(share > 0 or not worker for worker, share in enumerate(shares)),
         hit_ratio=0.25,
         cost_series=np.full(steps, link_seconds.sum()),
         slowest_link_series=np.full(steps, link_seconds.max()),

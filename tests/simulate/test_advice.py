@@ -17,6 +17,7 @@ def one(name, iteration, compute, shares=(50, 50)):
         found,
         shares=shares,
         compute_seconds=per_worker,
+        alone_seconds=compute * sum(shares),
         iteration_series=np.full(len(found.cost_series), iteration),
     )
 
@@ -44,6 +45,14 @@ def test_a_subset_is_named_by_its_workers():
 
 def test_without_compute_nothing_is_said_of_how_many():
     assert said(one("laia", 0.09, 0.0)).endswith("cannot be said without compute (--compute).")
+
+
+def test_one_machine_alone_is_the_fastest_of_all_not_only_of_those_with_a_share():
+    # Worker 0 would take 10 ms alone; the best line trains on worker 1.
+    fast_idles = replace(one("laia@best-subset", 0.05, 1e-3, (0, 100)), alone_seconds=0.01)
+    assert said(one("laia", 0.2, 1e-3), fast_idles).startswith("Advice: use one machine")
+    no_compute = replace(fast_idles, alone_seconds=0.0)
+    assert "about 0 ms an iteration alone" in said(one("laia", 0.2, 1e-3), no_compute)
 
 
 @pytest.mark.parametrize("reference", ["laia", "laia@best-subset"])

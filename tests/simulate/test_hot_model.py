@@ -106,6 +106,24 @@ def test_a_run_under_way_is_predicted_from_where_it_is(hot_now: int) -> None:
         HotModel(batches, SCHEDULE, SLOW_STORE, 9, 3, beginning=beginning)
 
 
+def test_workers_that_training_has_left_out_sum_nothing_in_predictions() -> None:
+    """The shares of the settings are those of the beginning: the run's own are in its scheduler."""
+    batches = skewed_batches(16)
+    run = Scheduler(SCHEDULE, batches)
+    run.fill()
+    run.post("shares", (1, 1, 0))
+    for _ in range(6):
+        assert run.fill()
+        run.plan()
+    slow = TimeModel(links([1e6, 1e6, 1e3], [1e6]), (0.0,) * WORKERS, dense_bytes=10_000)
+    made = HotModel(batches, SCHEDULE, slow, 10, 3, beginning=Beginning(6, run.export(), None))
+    assert made.predict(0).seconds < 1  # worker 2 would need 10 for its part of a sum
+    clock, seconds = Clock(slow, training=(0, 1)), []
+    while run.fill():
+        seconds.append(clock.observe(run.plan()))
+    assert made.predict(0).seconds == pytest.approx(np.mean(seconds[4:]))
+
+
 def test_a_busy_store_is_relieved_by_hot_rows() -> None:
     made = model(skewed_batches())
     chosen = made.choose(10**6)

@@ -52,10 +52,17 @@ def test_equal_shares_of_a_subset_add_up_to_the_batch():
 def test_subsets_are_ordered_by_what_a_sample_costs():
     # A fast link does not help a worker that computes slowly.
     trials = trials_of(lambda worker, share: share)
-    candidates = subset_candidates(trials, ("laia", (4, 4)), model_of([10.0, 1.0], [100.0, 0.0]))
-    assert candidates == [("laia", (0, 8)), ("laia", (4, 4))]
-    candidates = subset_candidates(trials, ("laia", (4, 4)), model_of([10.0, 1.0]))
-    assert candidates == [("laia", (8, 0)), ("laia", (4, 4))]
+    equal = ("laia", (4, 4, 4))
+    candidates = subset_candidates(trials, equal, model_of([1.0, 10.0, 1.0], [0.0, 100.0, 0.0]))
+    assert candidates == [("laia", (12, 0, 0)), ("laia", (6, 0, 6)), ("laia", (4, 4, 4))]
+    candidates = subset_candidates(trials, equal, model_of([1.0, 10.0, 1.0]))
+    assert candidates == [("laia", (12, 0, 0)), ("laia", (6, 6, 0)), ("laia", (4, 4, 4))]
+
+
+def test_worker_0_is_in_every_subset_however_slow_it_is():
+    trials = trials_of(lambda worker, share: share)
+    candidates = subset_candidates(trials, ("laia", (4, 4, 4)), model_of([1.0, 10.0, 10.0]))
+    assert [shares for _, shares in candidates] == [(12, 0, 0), (6, 6, 0), (4, 4, 4)]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """Whole simulations of small traces with the real scheduler."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.schedule import (
     CacheSettings,
+    HotRows,
     IdBatch,
     RowPolicy,
     RowSizes,
@@ -17,6 +20,7 @@ from rowhaul.schedule import (
 from rowhaul.schedule.plan import RowCounts
 from rowhaul.simulate.clock import TimeModel
 from rowhaul.simulate.links import Links, parse_links
+from rowhaul.simulate.measure import adapted_setting
 from rowhaul.simulate.run import Simulation, names_compared
 
 NUM_WORKERS, BATCH = 4, 64
@@ -126,6 +130,78 @@ def test_given_shares_are_followed():
     assert outcome.workers_used == 2
 
 
+def test_worker_0_takes_part_in_sums_even_without_a_share():
+    """As in training: 10 MB over its link, there and back, take 16 s whoever trains."""
+    one = simulation(links="0.01gbit,5gbit*3", compute=1e-6)
+    one = replace(one, model=replace(one.model, dense_bytes=10_000_000))
+    (outcome,) = one.run(["laia"], (0, 1, 1, 1), compare=False)
+    assert outcome.iteration_seconds > 8
+    assert (outcome.workers_used, outcome.num_summing) == (3, 4)
+    auto, _, subset = one.run(["laia"], "auto")
+    for found in (auto, subset):  # one machine has nothing to sum
+        assert found.shares == (BATCH, 0, 0, 0)
+        assert found.iteration_seconds < 1
+
+
+def test_sums_of_replicated_rows_that_worker_0_takes_part_in_are_counted():
+    hot = HotRows(tables=np.zeros(5, np.int32), keys=np.arange(5))
+    (outcome,) = simulation(hot=hot).run(["laia"], (0, 1, 1, 0), compare=False)
+    sums = outcome.moved_bytes - float(outcome.bytes.sum())
+    assert sums == pytest.approx(2 * (3 - 1) * outcome.all_reduce_bytes)
+    assert sums > 0
+
+
+def test_alone_the_quickest_machine_is_worker_0_or_any_other():
+    one = simulation()
+    one = replace(one, model=replace(one.model, compute_seconds=(4e-3, 1e-3, 2e-3, 2e-3)))
+    (outcome,) = one.run(["laia"], (1, 0, 1, 0), compare=False)
+    assert outcome.alone_seconds == pytest.approx(BATCH * 1e-3)
+
+
+def test_a_short_last_batch_is_averaged_into_what_one_machine_takes_like_into_iterations():
+    (outcome,) = simulation([*trace(4), *trace(1, batch=16)], compute=1e-3).run(["laia"], compare=False)
+    assert outcome.alone_seconds == pytest.approx((BATCH + 16) / 2 * 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "setting"),
+    [
+        ("joint:auto", "passes"),
+        ("two-batch:joint:auto", "passes"),
+        ("joint:5", None),
+        ("laia-adaptive", "tables_scored"),
+        ("two-batch:laia-adaptive", "tables_scored"),
+        ("two-batch:two-batch:laia-adaptive", "tables_scored"),
+        ("laia-adaptive:5", None),
+        ("laia", None),
+    ],
+)
+def test_what_a_decision_budget_changes(dispatcher, setting, monkeypatch):
+    assert adapted_setting(dispatcher) == setting
+    posted = []
+    monkeypatch.setattr(Scheduler, "post", lambda scheduler, name, value: posted.append((name, value)))
+    one = replace(simulation(dispatcher=dispatcher), decision_budget=1e-9)
+    one.run([dispatcher], compare=False)
+    assert posted == ([] if setting is None else [(setting, 0)])
+
+
+def test_links_of_the_highest_prices_are_weighed_like_all_others():
+    """The makespan changes weights by costs: times a weight, 1e18 exceeds 64 bits."""
+    random, ones = np.random.default_rng(0), np.ones((2, 320), np.int32)
+    batches = [IdBatch.from_features([0, 0], random.integers(0, 500, 640), ones) for _ in range(6)]
+    plans = []
+    for factor in (1, 8):
+        schedule = replace(
+            simulation(cache=CacheSettings(1000)).schedule,
+            sizes=RowSizes(values=(20_000_001, 1), state=(0, 0)),
+            prices=tuple(factor * price for price in (10_000_000, 40_000_000, 20_000_000, 50_000_000)),
+            dispatcher="joint:objective=makespan",
+        )
+        scheduler = Scheduler(schedule, batches)
+        plans.append([scheduler.plan().worker.tolist() for _ in batches if scheduler.fill()])
+    assert plans[0] == plans[1]
+
+
 def test_progress_is_told_of_every_iteration():
     told = []
     simulation(progress=lambda *state: told.append(state)).run(["laia"])
@@ -173,8 +249,8 @@ def test_other_synchronisations_run(sync):
 
 
 def test_workers_whose_messages_take_long_are_left_out():
-    chosen, equal, subset = simulation(links="5gbit@50ms*2,0.5gbit*2").run(["laia"], shares="auto")
-    assert chosen.shares[:2] == subset.shares[:2] == (0, 0)
+    chosen, equal, subset = simulation(links="0.5gbit*2,5gbit@50ms*2").run(["laia"], shares="auto")
+    assert chosen.shares[2:] == subset.shares[2:] == (0, 0)
     assert chosen.iteration_seconds < equal.iteration_seconds / 100
 
 

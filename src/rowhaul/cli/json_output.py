@@ -12,13 +12,13 @@ import typer
 from rowhaul.cli.console import console
 
 
-def _talk_on_stderr(as_json: bool) -> bool:
+def talk_on_stderr(as_json: bool) -> bool:
     """Leave standard output to the JSON: bars, notes and advice go to standard error."""
     console.stderr = as_json
     return as_json
 
 
-AS_JSON = typer.Option(False, "--json", help="Print JSON.", callback=_talk_on_stderr)
+AS_JSON = typer.Option(False, "--json", help="Print JSON.", callback=talk_on_stderr)
 
 
 def print_json(found: Any) -> None:

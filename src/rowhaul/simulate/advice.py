@@ -9,8 +9,8 @@ def advice(results: Results) -> str:
     """Say what to do, from the modelled iterations; without compute, only what is cheapest to send."""
     best = min(results.outcomes, key=lambda one: (one.iteration_seconds, one.cost_seconds))
     who = _who(best)
-    alone = _alone_seconds(best)
-    if not alone:
+    alone = best.alone_seconds
+    if not any(one.compute_seconds.any() for one in results.outcomes):
         return (
             f"Advice: to send the least, use {who}. Whether more workers pay cannot be said without compute "
             "(--compute)."
@@ -47,16 +47,6 @@ def _who(outcome: Outcome) -> str:
         return f"{_mechanism(outcome)} on all {len(used)} workers"
     names = ", ".join(map(str, used))
     return f"{_mechanism(outcome)} on {len(used)} of {len(outcome.shares)} workers ({names})"
-
-
-def _alone_seconds(outcome: Outcome) -> float:
-    """What the fastest worker would take for the whole batch, its rows all at hand; 0 without compute."""
-    per_sample = [
-        seconds / share
-        for seconds, share in zip(outcome.compute_seconds, outcome.shares, strict=True)
-        if share
-    ]
-    return float(min(per_sample) * sum(outcome.shares))
 
 
 def _time(seconds: float) -> str:

@@ -37,12 +37,12 @@ ASSUMPTIONS = (
     "Moves of rows at rest are early: they have two phases of their own before these, which each rank enters "
     "when the iteration begins, and share the links with everything else. The first iteration has none "
     "before it: all its moves come first.",
-    "Beside the moves, workers that train sum dense gradients and replicated rows (moves wait for the sum if "
-    "there are such rows), in the quickest of several ways: everyone sends everything to everyone; or each "
-    "adds up a part and sends the sum to all others, parts as large as its link is fast: over equal links "
-    "2(n-1)/n of the bytes travel each way over each, over a slow one the bytes once, in buckets whose sums "
-    "travel beside the next one's parts. Rows that are pushed after training (full synchronisation, no "
-    "look-ahead) have a phase before those of the next iteration.",
+    "Beside the moves, worker 0 and all that train sum dense gradients and replicated rows (moves wait "
+    "for the sum if there are such rows), in the quickest of several ways: everyone sends everything to "
+    "everyone; or each adds up a part and sends the sum to all others, parts as large as its link is "
+    "fast: over equal links 2(n-1)/n of the bytes travel each way over each, over a slow one the bytes "
+    "once, in buckets whose sums travel beside the next one's parts. Rows that are pushed after training "
+    "(full synchronisation, no look-ahead) have a phase before those of the next iteration.",
     "All start an iteration together: when all have trained and have its rows.",
     "Steps at the stores, memory copies, serialisation and the decision itself take no time: decisions are "
     "made beside the iteration before, and their time is shown for comparison.",
@@ -129,7 +129,8 @@ class Clock:
 
     Args:
         model: links and compute speed.
-        training: the workers that train at all; they take part in the sum of dense gradients.
+        training: the workers that take part in sums: those that train at all, and in training also worker 0
+            without a share (`Plan.summing_workers`).
     """
 
     def __init__(self, model: TimeModel, training: Sequence[int]) -> None:

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
 import numpy as np
 
 from rowhaul.errors import DataError
 from rowhaul.schedule import IdBatch, Scheduler, ScheduleSettings
-from rowhaul.schedule.dispatch import make_dispatcher
+from rowhaul.schedule.dispatch import Dispatcher, make_dispatcher
 from rowhaul.schedule.dispatch.adaptive import LaiaAdaptive
 from rowhaul.schedule.dispatch.joint import MOST_PASSES, PASSES, Joint
+from rowhaul.schedule.dispatch.two_batches import TwoBatches
 from rowhaul.schedule.plan import Kind, Plan, RowCounts
 from rowhaul.schedule.sizes import apportion
 from rowhaul.simulate.clock import Clock, TimeModel
@@ -51,7 +53,7 @@ def measure(
     Arguments are those of `Simulation`; ``progress`` is called with the number of iterations done.
     """
     shares = apportion(batch_size, schedule.shares or (1,) * schedule.topology.num_workers)
-    clock = Clock(model, np.flatnonzero(shares).tolist())
+    clock: Clock | None = None
     tally = _Tally(schedule.topology.num_workers, np.array(model.compute_seconds))
     budget = _budget(schedule, decision_budget)
     cost, slowest, decisions, lookups, seconds = [], [], [], [], []
@@ -67,6 +69,8 @@ def measure(
         lookups.append(filled - began - (source.seconds - reading))
         if budget and (value := budget.observe(decisions[-1])) is not None:
             scheduler.post(budget.name, value)
+        if clock is None:  # the plan knows who sums: worker 0 always does, and a restored scheduler's shares
+            clock = Clock(model, plan.summing_workers)
         link_seconds = clock.link_seconds(plan)
         cost.append(link_seconds.sum())
         slowest.append(link_seconds.max())
@@ -76,7 +80,7 @@ def measure(
         if len(cost) > span.warmup:
             tally.add(plan, link_seconds)
         progress(len(cost))
-    if not tally.iterations:
+    if clock is None or not tally.iterations:
         raise DataError(
             f"the data holds {len(cost):,} batches of {batch_size:,} samples: nothing is left to measure "
             f"after a warm-up of {span.warmup:,} iterations; lower the warm-up or give more data"
@@ -91,17 +95,23 @@ def measure(
 
 
 def _budget(schedule: ScheduleSettings, decision_budget: float | None) -> DecisionBudget | None:
-    dispatcher = schedule.dispatcher
-    if isinstance(dispatcher, str):
-        dispatcher = make_dispatcher(dispatcher)
-    if decision_budget is None:
+    adapted = None if decision_budget is None else adapted_setting(schedule.dispatcher)
+    if decision_budget is None or adapted is None:
         return None
-    if isinstance(dispatcher, LaiaAdaptive) and dispatcher.tables_scored is None:
-        num_tables = len(schedule.sizes.values)
-        return DecisionBudget("tables_scored", num_tables, num_tables, decision_budget)
-    if isinstance(dispatcher, Joint) and dispatcher.passes == "auto":
-        return DecisionBudget("passes", PASSES, MOST_PASSES, decision_budget)
-    return None
+    if adapted == "passes":
+        return DecisionBudget(adapted, PASSES, MOST_PASSES, decision_budget)
+    num_tables = len(schedule.sizes.values)
+    return DecisionBudget(adapted, num_tables, num_tables, decision_budget)
+
+
+def adapted_setting(dispatcher: str | Dispatcher) -> Literal["tables_scored", "passes"] | None:
+    """The setting that a dispatcher, or one that it wraps, leaves to the time there is, if it has one."""
+    made = make_dispatcher(dispatcher) if isinstance(dispatcher, str) else dispatcher
+    while isinstance(made, TwoBatches):
+        made = made.inner
+    if isinstance(made, LaiaAdaptive) and made.tables_scored is None:
+        return "tables_scored"
+    return "passes" if isinstance(made, Joint) and made.passes == "auto" else None
 
 
 def compile_kernels(
@@ -143,6 +153,7 @@ class _Tally:
         self._samples = np.zeros(num_workers)
         self._all_reduce = np.zeros(2)  # rows, bytes
         self._hits = self._lookups = 0
+        self._num_summing = 0
         self._row_counts = RowCounts()
 
     def add(self, plan: Plan, link_seconds: Floats) -> None:
@@ -155,6 +166,7 @@ class _Tally:
         self._all_reduce += plan.all_reduce_rows, plan.all_reduce_bytes
         self._hits += int(plan.hits.sum())
         self._lookups += int(plan.lookups.sum())
+        self._num_summing = len(plan.summing_workers)
         self._row_counts += RowCounts.of_plan(plan)
 
     def outcome(self, dispatch: str, shares: tuple[int, ...], series: list[Floats]) -> Outcome:
@@ -172,6 +184,8 @@ class _Tally:
             all_reduce_bytes=all_reduce_bytes,
             link_seconds=self._link_seconds * each,
             compute_seconds=self._samples * self._compute_seconds * each,
+            alone_seconds=float(self._samples.sum() * self._compute_seconds.min() * each),
+            num_summing=self._num_summing,
             hit_ratio=self._hits / self._lookups if self._lookups else 1.0,
             cost_series=cost,
             slowest_link_series=slowest,

@@ -30,6 +30,8 @@ class Outcome:
     all_reduce_bytes: float
     link_seconds: Floats  # workers
     compute_seconds: Floats  # workers
+    alone_seconds: float  # that the fastest worker would compute for all samples
+    num_summing: int  # workers that take part in sums: those that train, and worker 0
     hit_ratio: float
     # One element per iteration, the warm-up included.
     cost_series: Floats = field(repr=False)
@@ -50,7 +52,7 @@ class Outcome:
 
         In a sum over n workers each sends 2(n-1)/n of the bytes; a little more where sums are small.
         """
-        return float(self.bytes.sum()) + 2 * (self.workers_used - 1) * self.all_reduce_bytes
+        return float(self.bytes.sum()) + 2 * (self.num_summing - 1) * self.all_reduce_bytes
 
     @property
     def cost_seconds(self) -> float:

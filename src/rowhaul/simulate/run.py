@@ -100,7 +100,10 @@ class Simulation:
         return [replace(outcome, name=name + suffix) for suffix, outcome in outcomes.items()]
 
     def _best_subset(self, equal: Candidate, trials: Runs, whole: Runs) -> Outcome:
-        """The mechanism with equal shares on the workers where that is best: some, or all of them."""
+        """The mechanism with equal shares on the workers where that is best: some, or all of them.
+
+        Worker 0 is always among them, as in training.
+        """
         subsets = trials.ranked(subset_candidates(trials, equal, self.model))
         best = whole.ranked([*subsets[:FINALISTS], equal])
         return whole.require(best[0] if best else equal)  # whose error says what is wrong

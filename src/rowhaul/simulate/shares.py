@@ -1,8 +1,8 @@
 """How many samples each worker should train: subsets of workers, and shares that even out their times.
 
 The rows that a worker moves depend on its share, the dispatcher and the data, in a way that only
-trials show. So candidates are tried on the first iterations of the trace itself: the workers with
-the best links alone, in equal shares, for several sizes of the subset; then, from there, a few
+trials show. So candidates are tried on the first iterations of the trace itself: worker 0 and those
+with the best links alone, in equal shares, for several sizes of the subset; then, from there, a few
 steps that give more samples to those who are done early and fewer to those who are late.
 """
 
@@ -107,12 +107,10 @@ def equal_shares(workers: Sequence[int], num_workers: int, batch_size: int) -> S
     return tuple(apportion(batch_size, chosen).tolist())
 
 
-def subset_candidates(
-    trials: Runs, equal: Candidate, model: TimeModel, always: int | None = None
-) -> list[Candidate]:
+def subset_candidates(trials: Runs, equal: Candidate, model: TimeModel) -> list[Candidate]:
     """Equal shares on nested subsets of the workers, in order of the time that an equal share takes each.
 
-    ``always`` is a worker that is in all of them.
+    Worker 0 is in all of them: it takes part in sums even without a share, so training keeps it.
     """
     dispatch, shares = equal
     num_workers, batch_size = len(shares), sum(shares)
@@ -122,8 +120,7 @@ def subset_candidates(
     moved = 0.0 if outcome is None else float(outcome.link_seconds @ speeds)
     seconds = np.array(model.compute_seconds) * batch_size + (moved or 1.0) / speeds
     seconds = seconds / num_workers + _message_seconds(model)
-    if always is not None:
-        seconds[always] = 0.0
+    seconds[0] = 0.0
     subsets = nested_subsets(seconds.tolist())
     return [(dispatch, equal_shares(subset, num_workers, batch_size)) for subset in subsets]
 

@@ -92,7 +92,9 @@ def simulate(
         None, help="Prune this share of the rows' values, such as 90%, by how often they are read."
     ),
     prune_chunks: int = typer.Option(4, help="With --prune: chunks of a row."),
-    prune_period: int = typer.Option(1000, help="With --prune: iterations between two prunings."),
+    prune_period: int | None = typer.Option(
+        None, help="With --prune: iterations between two prunings; default: as training over so many."
+    ),
     memory_budget: str | None = typer.Option(
         None,
         help="Keep rows within this memory, such as 2GiB: ids read most have rows of their own, others "
@@ -136,16 +138,17 @@ def simulate(
     import json
 
     from rowhaul._files import write_text
+    from rowhaul.cli.json_output import talk_on_stderr
     from rowhaul.cli.simulate.outputs import check_outputs
     from rowhaul.cli.simulate.run import run_simulation
     from rowhaul.cli.simulate.table import print_results
 
-    printed = json_file is not None and str(json_file) == "-"
+    printed = talk_on_stderr(json_file is not None and str(json_file) == "-")
     files = (("--json", None if printed else json_file), ("--report", report))
     outputs = {option: path for option, path in files if path}
     check_outputs(outputs, data, schema, overwrite)
     with exit_when_interrupted("nothing was written"):
-        results = run_simulation(given, quiet=printed)
+        results = run_simulation(given)
         texts = {}
         numbers = json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n"
         if "--json" in outputs:
@@ -160,5 +163,4 @@ def simulate(
         print_results(results, console, assumptions)
     for path, text in texts.items():
         write_text(path, text)
-        if not printed:
-            say(f"written: {path}")
+        say(f"written: {path}")

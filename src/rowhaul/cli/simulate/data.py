@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rowhaul.cli.progress import counting_bar
-from rowhaul.data.files import find_schema
-from rowhaul.data.schema import Schema
+from rowhaul.data.files import find_schema, schemas_beside
+from rowhaul.data.schema import IdColumn, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.schedule import IdBatch
@@ -26,14 +26,21 @@ class IdFiles:
 
     @classmethod
     def find(cls, files: Sequence[str], schema: Path | None, features: str | None) -> IdFiles:
-        """The files and the id columns that their schema, or the comma-separated ``features``, names."""
-        columns = None if features is None else [name.strip() for name in features.split(",")]
-        if columns is not None and not all(columns):
+        """The files and the id columns that their schema names, or those of the comma-separated ``features``.
+
+        A feature has the table that the schema gives it, if there is one.
+        """
+        if features is None:
+            return cls(files, _ids_alone(find_schema(files, schema, require_label=False).ids))
+        names = [name.strip() for name in features.split(",")]
+        if not all(names):
             raise ConfigError(
                 f"--features {features!r} has an empty name; name the id columns, as in --features user,item"
             )
-        found = find_schema(files, schema, columns, require_label=False)
-        return cls(files, Schema(label=None, dense=(), ids=found.ids))
+        described = schema is not None or schemas_beside(files)
+        known = find_schema(files, schema, require_label=False).ids if described else ()
+        columns = {column.name: column for column in known}
+        return cls(files, _ids_alone(tuple(columns.get(name, IdColumn(name)) for name in names)))
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -67,3 +74,7 @@ class IdFiles:
                     counter.add(table, keys)
                 bar.update(task, completed=stream.position)
         return counter
+
+
+def _ids_alone(columns: tuple[IdColumn, ...]) -> Schema:
+    return Schema(label=None, dense=(), ids=columns)

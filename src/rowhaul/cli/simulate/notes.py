@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from rowhaul.pruning.config import PruneConfig
     from rowhaul.schedule import ScheduleSettings
+    from rowhaul.simulate.clock import TimeModel
     from rowhaul.simulate.results import Outcome
     from rowhaul.simulate.shares import Shares
 
@@ -15,6 +17,8 @@ def notes_on_effects(
     given: dict[str, Any], schedule: ScheduleSettings, mechanisms: Sequence[str]
 ) -> Iterator[str]:
     """Options that change nothing because of other options."""
+    from rowhaul.simulate.measure import adapted_setting
+
     look_ahead, sync = schedule.look_ahead, schedule.sync_mode.name
     if schedule.topology.peer_to_peer and sync != "on-demand":
         why = f"--sync {given['sync']}" if given["sync"] != "on-demand" else f"--look-ahead {look_ahead}"
@@ -23,14 +27,37 @@ def notes_on_effects(
         yield "--policy belady sees no future batches with --look-ahead 0: it is the same as emark."
     if given["even_out"] and look_ahead < 2:
         yield f"--even-out has no effect with --look-ahead {look_ahead}: moves spread over 2 batches or more."
-    if given["decision_budget"] and not any(_adapts(name.split(":")) for name in mechanisms):
-        yield "--decision-budget has no effect: only laia-adaptive and joint:auto use it."
+    if given["decision_budget"] and not any(map(adapted_setting, mechanisms)):
+        yield (
+            "--decision-budget has no effect: only laia-adaptive without a number of tables and joint:auto "
+            "use it."
+        )
 
 
-def _adapts(mechanism: Sequence[str]) -> bool:
-    return "laia-adaptive" in mechanism or (
-        "joint" in mechanism and any(part.rpartition("=")[2] == "auto" for part in mechanism)
+def notes_on_pruning(config: PruneConfig, iterations: int, dim: int) -> Iterator[str]:
+    """What `--prune` asks for and never comes in so many iterations."""
+    for said in config.unused(iterations, dim):
+        yield said.replace("prune.period", "--prune-period").replace("steps", "iterations")
+
+
+def notes_on_worker_0(
+    model: TimeModel, shares: Shares | Literal["auto"] | None, compare: bool
+) -> Iterator[str]:
+    """That the order of the workers matters, where subsets are looked for or worker 0 has no share."""
+    has_no_share = shares is not None and shares != "auto" and not shares[0]
+    first, *others = zip(model.links.workers, model.compute_seconds, strict=True)
+    is_quicker = any(
+        link.bytes_per_second > first[0].bytes_per_second
+        or link.latency_seconds < first[0].latency_seconds
+        or seconds < first[1]
+        for link, seconds in others
     )
+    if is_quicker and (compare or shares == "auto" or has_no_share):
+        yield (
+            "Worker 0 never leaves, as in training: it is in every best subset, and in every sum even "
+            "without a share. Another worker has a faster link or computes faster; list the machine to keep "
+            "first."
+        )
 
 
 def notes_on_policies(schedule: ScheduleSettings, outcome: Outcome) -> Iterator[str]:

@@ -25,9 +25,11 @@ from rowhaul.store.packing import PLAIN
 MOST_MEASURED = 1024  # samples of a step that is timed
 
 
-def run_simulation(given: dict[str, Any], quiet: bool = False) -> Results:
+def run_simulation(given: dict[str, Any]) -> Results:
     """Read the options, count the rows if a size depends on them, and run every mechanism."""
     chosen = SimpleNamespace(**given)
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    unused: tuple[str, ...] = ()  # notes on a pruning that never comes
     topology = options.make_topology(chosen.workers, chosen.stores, chosen.colocated, chosen.peer_to_peer)
     options.check_sync(chosen.sync)
     early_reach = max(1, chosen.look_ahead) if chosen.even_out else 1
@@ -41,6 +43,8 @@ def run_simulation(given: dict[str, Any], quiet: bool = False) -> Results:
     options.check_reference(reference, names_compared(mechanisms, shares, chosen.subsets))
     options.check_at_least("--batch-per-worker", chosen.batch_per_worker, 1)
     options.check_at_least("--iterations", chosen.iterations, 0)
+    if chosen.prune_period is not None:
+        options.check_at_least("--prune-period", chosen.prune_period, 1)
     batch_size = topology.num_workers * chosen.batch_per_worker
 
     ids = IdFiles.find(chosen.data, chosen.schema, chosen.features)
@@ -68,6 +72,7 @@ def run_simulation(given: dict[str, Any], quiet: bool = False) -> Results:
         schedule.with_dispatcher(name)  # complains before the pass over the data
     schedule, num_rows = _size_caches(schedule, ids, chosen.cache, chosen.hot)
 
+    iterations = min(wanted, available)
     make_scheduler: MakeScheduler = Scheduler
     dims = dict(zip(ids.tables, options.parse_dims(chosen.dim, ids.tables), strict=True))
     if chosen.prune is not None and chosen.memory_budget is not None:
@@ -84,10 +89,12 @@ def run_simulation(given: dict[str, Any], quiet: bool = False) -> Results:
                 f"--row-dtype {chosen.row_dtype} and --prune exclude each other: pruned rows are sent in "
                 "float32; leave one of the two out"
             )
-        from rowhaul.cli.simulate.pruning import prune  # imports PyTorch
+        from rowhaul.cli.simulate.pruning import prune, pruned  # imports PyTorch
 
-        how = {"ratio": chosen.prune, "chunks": chosen.prune_chunks, "period": chosen.prune_period}
-        schedule, make_scheduler = prune(schedule, dims, chosen.optimizer, **how)
+        config = pruned(chosen.prune, chosen.prune_chunks, chosen.prune_period, iterations)
+        schedule, make_scheduler = prune(schedule, dims, chosen.optimizer, config)
+        shown["prune_period"] = config.period
+        unused = tuple(notes.notes_on_pruning(config, iterations, max(dims.values())))
     measured = None
     if measures:
         from rowhaul.cli.simulate.compute import measure_compute  # imports PyTorch
@@ -99,15 +106,13 @@ def run_simulation(given: dict[str, Any], quiet: bool = False) -> Results:
             dense_bytes=measured.dense_bytes if chosen.dense_bytes is None else model.dense_bytes,
         )
         budget = options.parse_budget(chosen.decision_budget, model, chosen.batch_per_worker)
-    iterations = min(wanted, available)
     trace = RememberedTrace(lambda: ids.batches(batch_size, iterations))
-    with _bar(quiet) as progress:
+    with _bar() as progress:
         simulation = Simulation(
             trace, batch_size, schedule, model, iterations, chosen.warmup, progress, budget, make_scheduler
         )
         with options_named():
             outcomes = simulation.run(mechanisms, shares, compare=chosen.subsets)
-    shown = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     return Results(
         settings={**shown, **_times(model), **_resolved(schedule, ids, batch_size, num_rows)},
         links=model.links,
@@ -118,7 +123,9 @@ def run_simulation(given: dict[str, Any], quiet: bool = False) -> Results:
             *([measured.note] if measured else []),
             *notes.notes_on_data(wanted, available, batch_size, chosen.hot, num_rows),
             *notes.notes_on_shares(shares, batch_size, Objective(model.computes)),
+            *notes.notes_on_worker_0(model, shares, chosen.subsets),
             *notes.notes_on_effects(given, schedule, mechanisms),
+            *unused,
             *notes.notes_on_policies(schedule, outcomes[0]),
         ),
     )
@@ -173,8 +180,8 @@ def options_named() -> Iterator[None]:
 
 
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Progress]:
+def _bar() -> Iterator[Progress]:
     """A progress bar whose title is the current stage."""
-    with counting_bar(quiet) as bar:
+    with counting_bar() as bar:
         task = bar.add_task("starting", total=1, note="")
         yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)

@@ -160,7 +160,7 @@ class _Search:
     def _best_subset(self) -> Candidate | None:
         """The best of rank 0 with one worker or more."""
         everyone = self._equal(range(self._num_workers))
-        subsets = subset_candidates(self._runs, everyone, self._model, always=0)
+        subsets = subset_candidates(self._runs, everyone, self._model)
         several = [one for one in subsets if _num_used(one) > 1]
         return next(filter(self._fits, self._runs.ranked(several)), None)
 

@@ -31,6 +31,7 @@ MOST_PASSES = 8  # of ``auto``
 SMALL_BATCH = 256  # samples up to which a second start takes little time
 WEIGHINGS = 4  # times that the links' weights are changed for the makespan
 EVEN_WEIGHT = 64
+COST_BITS = 55  # of costs by which weights change: times a weight, or added up over workers, they fit 64
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def _shorter(problem: Problem, task: DispatchTask, capacities: Longs, worker: In
             best, least = worker, makespan
         if weighing < WEIGHINGS:
             costs = sent + received
+            costs >>= max(0, int(costs.max()).bit_length() - COST_BITS)
             mean, most = int(costs.sum()) // len(costs), max(1, int(costs.max()))
             weight += weight * (costs - mean) // (4 * most)
             weight = weight.clip(EVEN_WEIGHT // 2, EVEN_WEIGHT * 2)

@@ -119,7 +119,7 @@ def _search(board, problem, spread, worker, capacities, passes, window):
                 own, to = int64(worker[mover]), int64(window.to[s])
                 gain = window.gain[s] + place_price[own] - toll[to]  # at the prices of places now
                 margin[mover] = abs(gain) if gain > -HIGH else 0  # no place is left there: look again soon
-                if gain <= 0:
+                if gain <= 0 or to >= num_workers:  # a column without a worker, where no other place is left
                     continue
                 num_moves += 1
                 move(problem, spread, mover, own, to)
