@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from test_sequence_models import HISTORY, IDS, expected_loss, make_batch, make_model, perceptron, rows_of
+from test_sequence_models import (
+    HISTORY,
+    IDS,
+    NEXT,
+    expected_loss,
+    make_batch,
+    make_model,
+    perceptron,
+    rows_of,
+)
 from torch import Tensor
 
+from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
 from rowhaul.nn import check_trainable
+from rowhaul.train.losses import LossConfig, TaskLosses
 
 TABLES = {"users": ("user",), "items": ("item", "history", "others")}
 OTHERS = [[4, 5], [1], [], [9, 9], [2]]
@@ -64,3 +76,33 @@ def test_the_item_is_found_or_must_be_named() -> None:
         make_model("two_tower", TABLES, item=["item", "user"])
     with pytest.raises(ConfigError, match="temperature must be 0 or a positive number"):
         make_model("two_tower", TABLES, temperature=-1)
+
+
+@pytest.mark.parametrize("loss", ["binary", "softmax"])
+@pytest.mark.parametrize("name", ["two_tower", "sasrec"])
+def test_losses_of_negatives_are_weighted_and_divided_as_those_of_labels(name: str, loss: str) -> None:
+    tables = TABLES if name == "two_tower" else NEXT
+    model = make_model(name, tables, negatives_loss=loss).eval()
+    batch = make_batch({feature: CASE[feature] for features in tables.values() for feature in features})
+    _, plain = model.logits_and_losses(batch)
+    weights = torch.tensor([1.0, 2.0, 0.5, 0.0, 3.0])
+    weighted = replace(batch, weights=weights)
+    schema = Schema.from_dict({"label": "liked", "weight": "counts", "ids": ["item"]})
+
+    def losses(config: LossConfig) -> Tensor:
+        return model.logits_and_losses(weighted, TaskLosses(schema, config, model))[1]
+
+    torch.testing.assert_close(losses(LossConfig()), plain * weights)
+    torch.testing.assert_close(losses(LossConfig({"liked": 3.0})), plain * weights * 3)
+    divided = losses(LossConfig({"liked": 3.0}, "weights"))
+    torch.testing.assert_close(divided, plain * weights * 3 * len(batch) / 6.5)
+
+
+def test_options_that_contradict_what_the_schema_draws_are_refused() -> None:
+    message = r"'others' is drawn against 'item' .`negatives_of`., but the option `item` is \['user'\]"
+    with pytest.raises(ConfigError, match=message):
+        make_model("two_tower", TABLES, item=["user"])
+    for given in ("", "history"):
+        with pytest.raises(ConfigError, match=f"draws 'others', which .* option `negatives` is '{given}'"):
+            make_model("two_tower", TABLES, negatives=given)
+    assert make_model("two_tower", TABLES, item=["item"], negatives="others").item == ("item",)

@@ -17,6 +17,13 @@ def values(loss):
     return replace(found, log_loss=loss)
 
 
+def of_tasks(log_loss, rmse, unknown=""):
+    sizes = {name: 0 if name in unknown else 5 for name in "ab"}
+    tasks = {"a": {"log_loss": log_loss, "num_samples": sizes["a"]}}
+    tasks["b"] = {"rmse": rmse, "num_samples": sizes["b"]}
+    return replace(values(9.0), tasks=tasks)
+
+
 def is_over(patience, loss):
     patience.count(values(loss))
     return patience.is_over
@@ -33,10 +40,22 @@ def test_only_evaluations_in_a_row_count():
 
 def test_of_several_labels_the_sum_counts():
     patience = Patience(1)
-    several = [{"a": {"log_loss": 1.0}, "b": {"rmse": 2.0}}, {"a": {"log_loss": 1.5}, "b": {"rmse": 1.0}}]
-    for tasks in several:
-        patience.count(replace(values(9.0), tasks=tasks))
+    for log_loss, rmse in ((1.0, 2.0), (1.5, 1.0)):
+        patience.count(of_tasks(log_loss, rmse))
         assert not patience.is_over
+    patience.count(of_tasks(0.5, 2.0))
+    assert patience.is_over
+
+
+def test_labels_that_no_sample_has_do_not_count():
+    patience, nan = Patience(1), float("nan")
+    for loss in (0.7, 0.6):
+        patience.count(of_tasks(loss, nan, unknown="b"))
+        patience.count(of_tasks(nan, nan, unknown="ab"))
+        patience.count(replace(values(nan), num_samples=0))
+        assert not patience.is_over
+    patience.count(of_tasks(nan, 2.0))  # the model has diverged
+    assert patience.is_over
 
 
 def test_counting_goes_on_after_a_checkpoint():
@@ -111,3 +130,15 @@ def test_patience_needs_evaluations():
         ConfigError, match="patience is 2, but nothing is evaluated on the way: set eval_every"
     ):
         TrainConfig(patience=2)
+
+
+def test_patience_needs_samples_to_evaluate_on(tmp_path, log_folder, log_schema, config):
+    files, folder = f"{log_folder}/*.parquet", tmp_path / "run"
+    with pytest.raises(ConfigError, match="patience is 2, but there are no samples to evaluate on"):
+        train_run(config, log_schema, files, out=folder)
+    short = replace(config, patience=0, max_steps=2)
+    train_run(short, log_schema, files, out=folder)  # it was left as it was
+    notes = [line["text"] for line in lines_of(folder, "note")]
+    assert notes == [
+        "eval_every is 5, but nothing is evaluated on the way: there are no samples for it (--eval-data)"
+    ]

@@ -5,13 +5,16 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_tasks import ROWS, SCHEMA, config, write_log
 from test_trainer import state_bytes
 
+from rowhaul.data.schema import LabelColumn, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
 from rowhaul.monitoring.run_monitor import RunMonitor
@@ -105,3 +108,25 @@ def test_workers_add_up_to_the_windows_of_one_process(tmp_path, log_folder):
     for one, other in zip(alone, cluster, strict=True):
         assert other.pop("kind") == one.pop("kind")
         assert other == pytest.approx(one, rel=1e-6)  # logits are kept in float32
+
+
+def test_of_several_labels_the_first_of_0_and_1_is_scored(tmp_path):
+    schema = Schema.from_dict(SCHEMA | {"labels": [SCHEMA["labels"][2], "click"]})
+    path = write_log(tmp_path)
+    train_run(config(progressive_window=ROWS), schema, path, out=tmp_path / "run")
+    (line,) = windows_of(tmp_path / "run")
+    (samples,) = SampleStream(path, schema, ROWS)
+    clicks = samples.labels[:, 1]
+    assert line["num_samples"] == (~np.isnan(clicks)).sum()
+    assert line["base_rate"] == np.nanmean(clicks.astype(np.float64))
+
+
+def test_numbers_are_not_scored(log_schema):
+    schema = replace(log_schema, label=LabelColumn("spent", kind="number"))
+    stream = SimpleNamespace(key_kinds={}, num_batches=5, is_live=True)
+    with pytest.raises(ConfigError, match=r"progressive_window is 1000, .* are numbers .spent.; set it to 0"):
+        Trainer(CONFIG, schema).expect(stream, None)
+    for label, is_scored in ((schema.label, False), (log_schema.label, True)):
+        trainer = Trainer(replace(CONFIG, progressive_window="auto"), replace(schema, label=label))
+        trainer.expect(stream, None)
+        assert (trainer.progressive is not None) == is_scored

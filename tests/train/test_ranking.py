@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score, roc_auc_score
 
+from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
-from rowhaul.train.ranking import BUCKETS, GroupedScores, RankingSums, check_metrics
+from rowhaul.train.ranking import BUCKETS, GroupedScores, RankingSums, check_grouped, check_metrics
 from slow_cases import mostly_slow
 
 NAMES = ("gauc", "ndcg@3", "ndcg@10", "hr@1", "hr@3", "mrr", "mrr@2")
@@ -94,3 +95,19 @@ def test_unknown_metrics_are_refused_with_the_nearest(name, near):
         ConfigError, match=f"unknown metric '{name}' \\(did you mean '{near}'\\?\\); known are"
     ):
         check_metrics([name])
+
+
+def test_metrics_that_would_not_be_measured_are_refused():
+    number = {"name": "spent", "kind": "number"}
+    schema = Schema.from_dict({"labels": [number, "click"], "group": "user", "ids": ["item"]})
+    check_grouped(["gauc"], schema)
+    for changed, message in (
+        ({"group": ""}, "the schema names none"),
+        ({"label": number}, "numbers .spent."),
+    ):
+        given = schema.to_dict() | changed
+        if "label" in changed:
+            del given["labels"]
+        with pytest.raises(ConfigError, match=message):
+            check_grouped(["gauc"], Schema.from_dict(given))
+        check_grouped([], Schema.from_dict(given))

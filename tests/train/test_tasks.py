@@ -255,3 +255,18 @@ def test_generated_conversions_follow_clicks_and_leave_clicks_as_they_are():
     assert np.array_equal(second["conversion"].is_valid().to_numpy(zero_copy_only=False), clicks)
     assert 0.1 < np.nanmean(second["conversion"].to_numpy(zero_copy_only=False)[clicks]) < 0.5
     assert [one.name for one in both.schema.labels] == ["liked", "conversion"]
+
+
+@pytest.mark.parametrize("divide_by", ["labels", "weights"])
+def test_a_batch_made_by_hand_is_counted_and_a_part_of_one_refused(tmp_path, divide_by):
+    schema = Schema.from_dict(SCHEMA)
+    (samples,) = SampleStream(write_log(tmp_path), schema, ROWS)
+    batch = Batch.from_samples(samples)
+    losses = [
+        Trainer(config(loss={"divide_by": divide_by}), schema).train_step(one)
+        for one in (batch, replace(batch, totals=None))
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+    part = replace(batch, totals=None, global_size=2 * ROWS)
+    with pytest.raises(DataError, match=r"600 of its 1,200 samples has no totals; give it those"):
+        Trainer(config(loss={"divide_by": divide_by}), schema).train_step(part)

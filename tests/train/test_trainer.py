@@ -1,5 +1,7 @@
 """The single-process trainer: it learns, it is reproducible, and evaluating leaves no trace."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +122,23 @@ def test_rates_warm_up_then_decay():
     assert rate_factor(RateSchedule(), 10**9, 10) == 1
 
 
+def test_rates_decay_in_ones_own_loop_where_the_end_is_known(log_schema, log_folder):
+    config = TrainConfig(batch_size=50, rates=RateSchedule(decay="linear"))
+    batches = [Batch.from_samples(one) for one in SampleStream(log_folder, log_schema, 50, limit=200)]
+    bounded = Trainer(replace(config, max_steps=4), log_schema)
+    found = []
+    for batch in batches:
+        bounded.train_step(batch)
+        found.append(bounded.dense.param_groups[0]["lr"] / config.dense.lr)
+    assert found == pytest.approx([1, 0.75, 0.5, 0.25])
+    unbounded = Trainer(config, log_schema)
+    with pytest.raises(ConfigError, match=r"decay is linear, but how many steps .* set max_steps, or call"):
+        unbounded.train_step(batches[0])
+    unbounded.expect(SampleStream(log_folder, log_schema, 50, limit=200), None)
+    unbounded.train_step(batches[0])
+    assert unbounded.total_steps == 4
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -156,6 +175,11 @@ def test_settings_that_are_wrong_are_explained(settings, message):
         ),
         (TrainConfig(dense=OptimizerConfig("Adamm", 1)), "no 'Adamm' in torch.optim; it has"),
         (TrainConfig(dense=OptimizerConfig("Adam", 1, {"momentum": 1})), "Adam rejects its options"),
+        (
+            TrainConfig(dense=OptimizerConfig("Adam", 1, {"foreach": True, "fused": True})),
+            "Adam rejects its options: `fused` and `foreach` cannot be `True` together",
+        ),
+        (TrainConfig(dense=OptimizerConfig("Adam", 1, {"differentiable": True})), "differentiable is true"),
         (TrainConfig(rows=OptimizerConfig("adam", 1, {"momentum": 1})), "adam: unknown setting 'momentum'"),
         (TrainConfig(dense=OptimizerConfig("LBFGS", 1)), "LBFGS is not supported: it needs closures"),
     ],

@@ -133,7 +133,7 @@ def _alone(config: TrainConfig, schema: Schema, data: Any) -> float:
 
 
 def _with_threads(config: TrainConfig, schema: Schema, data: Any) -> float:
-    config = replace(config, cluster=ONE_PROCESS)
+    config = replace(config, max_steps=WARM_UP_STEPS + STEPS, cluster=ONE_PROCESS)
     trainer, taken = Trainer(config, schema), []
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,22 @@ from rowhaul.nn.batch import Batch
 
 Losses = Callable[[Tensor, Batch], Tensor]
 """Makes one loss per sample of logits and a batch with labels."""
+
+
+@runtime_checkable
+class ScaledLosses(Protocol):
+    """Losses that multiply those of the first label, so that what a model adds to them has to be, too."""
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return one loss per sample."""
+
+    def scale(self, batch: Batch) -> float:
+        """What the loss of the first label is multiplied by, besides the weights of samples."""
+
+
+def scale_of(losses: Losses, batch: Batch) -> float:
+    """What these losses multiply that of the first label by."""
+    return losses.scale(batch) if isinstance(losses, ScaledLosses) else 1.0
 
 
 def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:

@@ -78,7 +78,8 @@ def probes(
 def _shortened(run: TrainConfig, given: TrainConfig, steps: int) -> TrainConfig:
     """Return a run's settings for a few steps; how often rows change hands follows their number."""
     prune = replace(run.prune, period=given.prune.period)
-    return replace(run, prune=prune, max_steps=steps, eval_every=0, checkpoint_every=0, checkpoints="")
+    whole = replace(run, eval_every=0, patience=0, checkpoint_every=0, checkpoints="")
+    return replace(whole, prune=prune, max_steps=steps)
 
 
 def draw(found: Sequence[Probe], path: Path) -> None:

@@ -119,7 +119,8 @@ class TrainConfig:
             ids without a row of their own read. See `EmbeddingBagCollection`.
         eval_every: steps between evaluations; 0 evaluates only at the end.
         patience: end the run after so many evaluations in a row whose log loss (of several labels the sum, of
-            numbers the RMSE) is not below the lowest before; 0: never.
+            numbers the RMSE) is not below the lowest before; 0: never. A label that no sample has counts for
+            nothing.
         checkpoint_every: steps between checkpoints, or time, such as ``15min``; 0 saves only at the end.
         checkpoints: the folder or URL of checkpoints; by default a folder of the run.
         keep_checkpoints: how many of the newest checkpoints to keep.
@@ -351,10 +352,15 @@ class TrainConfig:
             raise ConfigError(
                 f"dense.name: {self.dense.name} is not supported: it needs closures or sparse gradients"
             )
+        if self.dense.options.get("differentiable"):
+            raise ConfigError(
+                "dense.options: differentiable is true, which is for gradients of a step itself; training "
+                "takes none: leave it out"
+            )
         try:
             make: Callable[..., torch.optim.Optimizer] = kind
             given = {**self.dense.options, "lr": self.dense.lr}
             options = options_for_device(kind, given, parameters)
             return make(parameters, **options)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"dense: torch.optim.{self.dense.name} rejects its options: {error}") from None

@@ -57,7 +57,8 @@ def typical_square(config: TrainConfig, schema: Schema, batches: Iterable[Batch]
     """Return the median of the rows' sums, each the mean of its columns; most rows are read once."""
     from rowhaul.train.trainer import Trainer  # which needs torch, unlike everything else here
 
-    whole = replace(config, prune=UNPRUNED, row_dtype=AUTO, device="cpu", device_memory="")
+    rates = replace(config.rates, decay="constant")  # these are the first steps, of how many is not known
+    whole = replace(config, prune=UNPRUNED, row_dtype=AUTO, device="cpu", device_memory="", rates=rates)
     trainer = Trainer(whole, schema)
     for batch in batches:
         trainer.train_step(batch)

@@ -60,6 +60,11 @@ class _Loop:
         with self._log:
             for note in (*notes, *config.prune.unused(total, config.model.embedding_dim)):
                 self._tell(note)
+            if config.eval_every and session.evaluation is None:
+                self._tell(
+                    f"eval_every is {config.eval_every:,}, but nothing is evaluated on the way: there are no "
+                    "samples for it (--eval-data)"
+                )
             session.start()
             if session.first_note:
                 self._log.note(trainer.step, session.first_note)

@@ -7,7 +7,7 @@ workers add up to the loss of one process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from rowhaul._nearest import did_you_mean
 from rowhaul.data.schema import Schema
-from rowhaul.errors import ConfigError
+from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import Batch
+from rowhaul.nn.batch import Totals
 from rowhaul.nn.losses import per_sample_loss
 from rowhaul.nn.models import RecommendationModel
 
@@ -27,7 +28,7 @@ _LOSSES: dict[str, Callable[..., Tensor]] = {"binary": binary_cross_entropy_with
 
 @dataclass(frozen=True)
 class LossConfig:
-    """How the losses of labels become one.
+    """How the losses of labels become one; what a model adds for drawn negatives goes with its label's.
 
     Args:
         weights: what the loss of a label is multiplied by, by its name; 1 where it is not named.
@@ -89,7 +90,7 @@ class TaskLosses:
             return per_sample_loss(logits, batch)
         labels = self._model.targets(batch.labels.reshape(len(batch), -1)).to(logits.dtype)
         logits = logits.reshape(labels.shape)
-        total = logits.new_zeros(len(batch))
+        total, batch = logits.new_zeros(len(batch)), self.counted(batch)
         for task, (kind, scale) in enumerate(zip(self._kinds, self._scales, strict=True)):
             known = ~torch.isnan(labels[:, task])
             filled = torch.where(known, labels[:, task], torch.zeros_like(labels[:, task]))
@@ -98,10 +99,36 @@ class TaskLosses:
             total = total + losses * (scale * self._share(batch, task))
         return total if batch.weights is None else total * batch.weights.to(total.dtype)
 
+    def scale(self, batch: Batch) -> float:
+        """What the loss of the first label is multiplied by, besides the weights of samples."""
+        return self._scales[0] * self._share(self.counted(batch), 0)
+
+    def counted(self, batch: Batch) -> Batch:
+        """Count what the loss is divided by, in a whole batch made by hand; a reader's says it.
+
+        Raises:
+            DataError: for a part of a batch that does not say it.
+        """
+        if self._divide_by == "batch" or batch.totals is not None or batch.labels is None:
+            return batch
+        if self._divide_by == "labels" and batch.labels.dim() == 1 and batch.weights is None:
+            return batch  # every sample has its one label, so readers do not count
+        if batch.global_size != len(batch):
+            raise DataError(
+                f"loss.divide_by is {self._divide_by}, counted over the global batch, but a part with "
+                f"{len(batch):,} of its {batch.global_size:,} samples has no totals; give it those of the "
+                "whole (rowhaul.nn.batch.Totals), or set loss.divide_by to batch"
+            )
+        known = ~torch.isnan(batch.labels.reshape(len(batch), -1))
+        weights = torch.ones_like(known[:, 0]) if batch.weights is None else batch.weights
+        weights = weights.to(torch.float64)
+        weighted = (known * weights.unsqueeze(1)).sum(0)
+        labelled = tuple(map(float, known.sum(0).tolist()))
+        return replace(batch, totals=Totals(weights.sum().item(), labelled, tuple(weighted.tolist())))
+
     def _share(self, batch: Batch, task: int) -> float:
         """What turns a mean over the global batch into one over fewer samples, or over weights."""
-        if self._divide_by == "batch" or (batch.totals is None and self._divide_by == "labels"):
+        if self._divide_by == "batch" or batch.totals is None:
             return 1.0
-        assert batch.totals is not None  # there are weights
         by_task = batch.totals.labelled if self._divide_by == "labels" else batch.totals.weighted
         return batch.global_size / by_task[task] if by_task[task] else 0.0

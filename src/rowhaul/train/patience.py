@@ -25,10 +25,10 @@ class Patience:
         self._most, self._best, self._num_worse = most, math.inf, 0
 
     def count(self, metrics: MetricValues | None) -> None:
-        """Count an evaluation, if there was one."""
-        if metrics is None or not self._most:
+        """Count an evaluation, if there was one that measured something."""
+        loss = _loss(metrics) if metrics is not None and self._most else None
+        if loss is None:
             return
-        loss = _loss(metrics)
         if loss < self._best:
             self._best, self._num_worse = loss, 0
         else:
@@ -58,7 +58,11 @@ class Patience:
         return f"the loss of the last {self._num_worse} evaluations was not below {self._best:.6f} (patience)"
 
 
-def _loss(metrics: MetricValues) -> float:
-    """The sum of log losses over labels, and of errors where a label is a number."""
-    losses = [values.get("log_loss", values.get("rmse", 0.0)) for values in metrics.tasks.values()]
-    return sum(losses) if losses else metrics.log_loss
+def _loss(metrics: MetricValues) -> float | None:
+    """The sum of log losses over labels, and of errors where a label is a number; None if no sample has any.
+
+    A label that no sample has is left out: its loss is NaN, with which no evaluation would be a better one.
+    """
+    tasks = metrics.tasks.values() or [{"log_loss": metrics.log_loss, "num_samples": metrics.num_samples}]
+    losses = [one["log_loss"] if "log_loss" in one else one["rmse"] for one in tasks if one["num_samples"]]
+    return sum(losses) if losses else None

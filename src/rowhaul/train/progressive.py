@@ -8,6 +8,7 @@ cluster they travel to rank 0 once a window, 5 bytes a sample, which is little b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -15,10 +16,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rowhaul.data.schema import LabelColumn
 from rowhaul.train.metrics import auc, calibration, log_loss
 
 AUTO_WINDOW = 100_000  # of a stream
 MOST_SAMPLES = 10_000_000  # in a window: they are kept in memory
+
+
+def scored_task(labels: Sequence[LabelColumn]) -> int | None:
+    """The place of the label that is scored, the first of 0 and 1; None where all are numbers."""
+    if not labels:
+        return 0  # where the schema names no label, a batch may still have one
+    return next((place for place, one in enumerate(labels) if one.kind == "binary"), None)
 
 
 @dataclass(frozen=True)
@@ -71,10 +80,16 @@ class Progressive:
 
     Windows end with the batch that reaches a multiple of ``window`` samples of the run, so that a resumed run
     has the same ones; its first has only the samples since the checkpoint.
+
+    Args:
+        window: samples.
+        samples: of the run so far.
+        task: the label that is scored, of those of the schema.
     """
 
-    def __init__(self, window: int, samples: int = 0) -> None:
+    def __init__(self, window: int, samples: int = 0, task: int = 0) -> None:
         self.window, self.began = window, samples  # samples of the run before the window
+        self.task = task
         self._added: list[tuple[Tensor, Tensor]] = []
 
     def add(self, labels: Tensor, logits: Tensor) -> None:

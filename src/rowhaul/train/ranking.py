@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rowhaul._nearest import did_you_mean
+from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
 
 BUCKETS = 64
@@ -49,12 +50,18 @@ def check_metrics(names: Sequence[str]) -> None:
             )
 
 
-def check_grouped(names: Sequence[str], group: str) -> None:
-    """Refuse metrics within groups where the schema names none: nothing would be measured."""
-    if names and not group:
+def check_grouped(names: Sequence[str], schema: Schema) -> None:
+    """Refuse metrics within groups where nothing would be measured: without groups, or labels of 0 and 1."""
+    if names and not schema.group:
         raise ConfigError(
             f"metrics is {', '.join(names)}, which is measured within groups, but the schema names none; "
             "add `group: COLUMN` to it, such as the column of users, or leave out metrics"
+        )
+    if names and schema.tasks and all(one.kind != "binary" for one in schema.tasks):
+        raise ConfigError(
+            f"metrics is {', '.join(names)}, which is measured of labels of 0 and 1, but all of the schema "
+            f"are numbers ({', '.join(one.name for one in schema.tasks)}); give one `positive_from` instead "
+            "of `kind: number`, or leave out metrics"
         )
 
 

@@ -32,12 +32,12 @@ from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.nn.local_rows import TableRows
 from rowhaul.nn.losses import Losses, per_sample_loss
 from rowhaul.nn.models import RecommendationModel, build_model
-from rowhaul.train.config import RateSchedule, TrainConfig
+from rowhaul.train.config import AUTO, RateSchedule, TrainConfig
 from rowhaul.train.finite import check_step
 from rowhaul.train.losses import TaskLosses
 from rowhaul.train.metrics import MetricValues
 from rowhaul.train.patience import Patience
-from rowhaul.train.progressive import Progressive
+from rowhaul.train.progressive import Progressive, scored_task
 from rowhaul.train.recording import StepRecorder
 from rowhaul.train.row_lifecycle import RowLifecycle
 from rowhaul.train.task_metrics import EvaluationMetrics
@@ -73,7 +73,7 @@ class Trainer:
         self.step = 0  # steps taken
         self.samples = 0  # samples consumed
         self.evaluated_step = 0  # the last that was evaluated
-        self.total_steps = 0  # when known, what the learning rates decay towards
+        self.total_steps = config.max_steps  # what the learning rates decay towards; 0: not known
         self.key_kinds: dict[str, str] = {}  # of the ids trained on, see `rowhaul._id_kinds`
         self.policies = config.row_policies([one.name for one in self.collection.table_configs()])
         self.lifecycle: RowLifecycle | None = None  # where policies admit and drop rows
@@ -109,6 +109,7 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> float:
         """One step on one global batch; returns its mean loss."""
+        batch = self._losses.counted(batch)
         recorded = self._recorder.step(batch) if self._recorder is not None else None
         return self.train_parts(batch, [batch]) if recorded is None else recorded
 
@@ -204,13 +205,32 @@ class Trainer:
                 )
 
     def expect(self, stream: SampleStream | LiveStream, evaluation: SampleStream | None) -> None:
-        """Train on this data to its end, or to ``max_steps``; refuse ids of another type than before."""
+        """Train on this data to its end, or to ``max_steps``; refuse ids of another type than before.
+
+        Raises:
+            ConfigError: for settings that measure what this data, or its schema, does not have.
+        """
+        if self.config.patience and evaluation is None:
+            raise ConfigError(
+                f"patience is {self.config.patience}, but there are no samples to evaluate on: name some "
+                "(--eval-data), or set patience to 0"
+            )
         self.check_keys(stream)
         if evaluation is not None:
             self.check_keys(evaluation)
         self.total_steps = min(self.step + stream.num_batches, self.config.max_steps or sys.maxsize)
-        window = self.config.scored_window(stream.is_live)
-        self.progressive = Progressive(window, self.samples) if window else None
+        self.progressive = self._progressive(self.config.scored_window(stream.is_live))
+
+    def _progressive(self, window: int) -> Progressive | None:
+        """Begin progressive validation, where it is on and there is something to measure."""
+        task = scored_task(self.schema.tasks)
+        if window and task is None and self.config.progressive_window != AUTO:
+            raise ConfigError(
+                f"progressive_window is {window}, but progressive validation measures labels of 0 and 1, and "
+                f"all of the schema are numbers ({', '.join(one.name for one in self.schema.tasks)}); set it "
+                "to 0"
+            )
+        return Progressive(window, self.samples, task) if window and task is not None else None
 
     def evaluation_facts(self) -> dict[str, Any]:
         """What a checkpoint says of the evaluations so far."""
@@ -222,7 +242,16 @@ class Trainer:
         self.patience.restore(facts)
 
     def set_rates(self) -> None:
-        """Give both optimizers the learning rates of the step that comes next."""
+        """Give both optimizers the learning rates of the step that comes next.
+
+        Raises:
+            ConfigError: they decay, but towards what is not known.
+        """
+        if not self.total_steps and self.config.rates.decay != "constant":
+            raise ConfigError(
+                f"rates.decay is {self.config.rates.decay}, but how many steps there will be is not known: "
+                "set max_steps, or call expect() with the data before the first step"
+            )
         factor = rate_factor(self.config.rates, self.step, self.total_steps)
         for group in self.rows.param_groups:
             group["lr"] = self.config.rows.lr * factor
@@ -301,22 +330,22 @@ def backward(
 ) -> Tensor:
     """Run forward and backward on one part of a global batch; returns its part of the mean loss.
 
-    ``progressive`` is given the scores that the model had for it, of the first label where there are several.
+    ``progressive`` is given the scores that the model had for it, of its label where there are several.
     """
     logits, per_sample = model.logits_and_losses(batch, losses)
     if progressive is not None:
-        progressive.add(*_first_task(batch, logits))
+        progressive.add(*_of_task(batch, logits, progressive.task))
     loss = batch.loss(per_sample)
     loss.backward()
     return loss.detach()
 
 
-def _first_task(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels and logits of the samples that have the first label."""
+def _of_task(batch: Batch, logits: Tensor, task: int) -> tuple[Tensor, Tensor]:
+    """Labels and logits of the samples that have a label."""
     assert batch.labels is not None
     if batch.labels.dim() == 1:
         return batch.labels, logits
-    labels, logits = batch.labels[:, 0], logits.reshape(len(batch), -1)[:, 0]
+    labels, logits = batch.labels[:, task], logits.reshape(len(batch), -1)[:, task]
     known = ~torch.isnan(labels)
     return labels[known], logits[known]
 

@@ -115,7 +115,7 @@ def train_and_record(
         if len(cluster.hosts) > 1:
             instead = "give a folder that all hosts share, such as --work /mnt/shared"
             check_shared_folder(cluster, shared, "the comparison", instead)
-        config = replace(config, checkpoints="")  # it keeps none
+        config = replace(config, checkpoints="", eval_every=0, patience=0)  # it keeps and evaluates nothing
         run = _RecordedRun(cluster, config, schema, data, None, None, False)
         try:
             losses = _Losses(stepped)

@@ -95,6 +95,7 @@ def build_model(
         )
     found = {name: given for name, given in kind.roles(tables, histories, negatives or {}).items() if given}
     checked = kind.Options(**{**found, **options})
+    kind.check_negatives(checked, negatives or {})
     width = kind.row_width(embedding_dim)
     config = EmbeddingBagConfig if kind.is_pooled else EmbeddingConfig
     configs = [

@@ -63,6 +63,10 @@ class RecommendationModel(nn.Module):
         return {}
 
     @classmethod
+    def check_negatives(cls, options: Any, negatives: Mapping[str, str]) -> None:
+        """Refuse options that contradict what a schema draws: negatives, and the features they are of."""
+
+    @classmethod
     def row_width(cls, embedding_dim: int) -> int:
         """Columns that a row needs for embeddings of this size."""
         return embedding_dim

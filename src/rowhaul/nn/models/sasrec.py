@@ -14,7 +14,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn.batch import Batch
 from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.layers import LayerFactory
-from rowhaul.nn.losses import Losses, per_sample_loss
+from rowhaul.nn.losses import Losses, per_sample_loss, scale_of
 from rowhaul.nn.models.base import check_dropout, checked_names
 from rowhaul.nn.models.sequence import (
     SequenceModel,
@@ -136,7 +136,8 @@ class SASRec(SequenceModel):
             owner = owners(others.lengths().to(torch.int64))
             scores = (state.index_select(0, owner) * others.values()).sum(1)
             loss = self.negatives_loss
-            per_sample = losses_with_drawn(loss, per_sample, logits, scores, others, batch)
+            scale = scale_of(losses, batch)
+            per_sample = losses_with_drawn(loss, per_sample, logits, scores, others, batch, scale)
         return logits, per_sample
 
     def _logits(self, rows: Mapping[str, JaggedTensor], state: Tensor) -> Tensor:

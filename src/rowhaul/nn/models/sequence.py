@@ -111,9 +111,17 @@ def check_negatives_loss(given: str) -> None:
 
 
 def losses_with_drawn(
-    loss: str, per_sample: Tensor, logits: Tensor, scores: Tensor, drawn: JaggedTensor, batch: Batch
+    loss: str,
+    per_sample: Tensor,
+    logits: Tensor,
+    scores: Tensor,
+    drawn: JaggedTensor,
+    batch: Batch,
+    scale: float,
 ) -> Tensor:
     """The loss of each sample with its negatives, one of `NEGATIVES_LOSSES`.
+
+    Where a label is missing, negatives are learned from all the same with ``"binary"``, and not with others.
 
     Args:
         loss: ``"binary"``: the mean cross entropy of negatives' scores with label 0 is added. ``"softmax"``:
@@ -124,10 +132,11 @@ def losses_with_drawn(
         scores: of the negatives.
         drawn: their rows.
         batch: the samples.
+        scale: what ``per_sample`` was multiplied by, besides the samples' weights: see `scale_of`.
     """
     lengths = drawn.lengths().to(torch.int64)
     owner = owners(lengths)
-    weights = 1 if batch.weights is None else batch.weights.to(logits.dtype)
+    weights = scale if batch.weights is None else batch.weights.to(logits.dtype) * scale
     if loss == "binary":
         means = summed(softplus(scores), owner, len(lengths)) / lengths.clamp(min=1)
         return per_sample + means * weights

@@ -18,7 +18,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn.batch import Batch
 from rowhaul.nn.jagged import JaggedTensor
 from rowhaul.nn.layers import MLP, LayerFactory
-from rowhaul.nn.losses import Losses, per_sample_loss
+from rowhaul.nn.losses import Losses, per_sample_loss, scale_of
 from rowhaul.nn.models.base import MLPOptions, RecommendationModel, checked_names
 from rowhaul.nn.models.sequence import (
     check_negatives_loss,
@@ -149,6 +149,21 @@ class TwoTower(RecommendationModel):
         ]
         return {"item": tuple(targets) or (tuple(every[1:]) if len(every) == 2 else ())}
 
+    @classmethod
+    def check_negatives(cls, options: TwoTowerOptions, negatives: Mapping[str, str]) -> None:
+        """Refuse drawn ids that would be a feature of the user, or stand for another item than is scored."""
+        for name, of in negatives.items():
+            if options.negatives != name:
+                raise ConfigError(
+                    f"TwoTower: the schema draws {name!r}, which would describe the user, since the option "
+                    f"`negatives` is {options.negatives!r}; leave out the option, or the column"
+                )
+            if options.item[:1] != (of,):
+                raise ConfigError(
+                    f"TwoTower: {name!r} is drawn against {of!r} (`negatives_of`), but the option `item` is "
+                    f"{list(options.item)}; leave out the option, or draw against the item"
+                )
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits of the items, one per sample."""
         rows, dense = self._rows(batch)
@@ -166,7 +181,8 @@ class TwoTower(RecommendationModel):
             vectors = self.item_tower(drawn.values(), batch.index.index_select(0, owner))
             scores = self._scores(user.index_select(0, owner), vectors)
             loss = self.negatives_loss
-            per_sample = losses_with_drawn(loss, per_sample, logits, scores, drawn, batch)
+            scale = scale_of(losses, batch)
+            per_sample = losses_with_drawn(loss, per_sample, logits, scores, drawn, batch, scale)
         return logits, per_sample
 
     def user_vectors(self, batch: Batch) -> Tensor:
