@@ -22,6 +22,7 @@ from rowhaul.planning import agreement
 from rowhaul.planning.disagreement import DisagreementError
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed import checkpointing, divergence
+from rowhaul.train.distributed.replica_state import ReplicaState
 from rowhaul.train.distributed.replicas import Replicas
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.tables import layout_of
@@ -264,3 +265,26 @@ def test_persistent_buffers_are_compared_and_others_are_not():
     model[1].kept += 1
     assert replicas.at_rest(1, None, None).summary != digests.summary
     assert replicas.at_rest(2, None, None).summary != digests.summary
+
+
+def test_a_rate_in_a_tensor_as_on_cards_is_sent_and_stays_where_it_is() -> None:
+    def step(layer: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        layer(torch.arange(6.0).reshape(2, 3)).square().sum().backward()
+        optimizer.step()
+
+    layers = [torch.nn.Linear(3, 2) for _ in range(2)]
+    rates = [torch.tensor(0.05), torch.tensor(0.9)]
+    adams = [
+        torch.optim.Adam(layer.parameters(), lr=rate, betas=(0.8, 0.9))
+        for layer, rate in zip(layers, rates, strict=True)
+    ]
+    step(layers[0], adams[0])
+    states = [ReplicaState(*both, None) for both in zip(layers, adams, strict=True)]  # type: ignore[arg-type]
+    states[1].unpack(states[0].pack(None), None)
+    assert adams[1].param_groups[0]["lr"] is rates[1]
+    assert rates[1] == rates[0]
+    assert adams[1].param_groups[0]["betas"] == (0.8, 0.9)
+    for layer, adam in zip(layers, adams, strict=True):
+        step(layer, adam)
+    assert all(map(torch.equal, layers[0].parameters(), layers[1].parameters()))

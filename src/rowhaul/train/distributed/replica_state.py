@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import HotRows
 from rowhaul.store import TableGroup
+from rowhaul.train.dense_state import load_portable, portable_state
 from rowhaul.train.distributed.replicas import dense_tensors
 from rowhaul.train.snapshot import join_state, split_state
 from rowhaul.transport.base import Bytes
@@ -38,7 +39,7 @@ class ReplicaState:
 
     def pack(self, hot: HotRows | None) -> Bytes:
         """Copy everything into one message; ``hot`` are the replicated rows."""
-        state, plain = split_state(self._optimizer.state_dict())
+        state, plain = split_state(portable_state(self._optimizer))
         tensors = {"model": dict(dense_tensors(self._model)), "optimizer": state}
         described = [
             [part, name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
@@ -68,7 +69,7 @@ class ReplicaState:
             tensor.copy_(tensors["model"][name])
         state = join_state(tensors["optimizer"], header["plain"])
         _restore_tuples(state["param_groups"], self._optimizer.param_groups)
-        self._optimizer.load_state_dict(state)
+        load_portable(self._optimizer, state)
         for group, locations in self._rows(hot):
             records = np.empty_like(group.arena.read(locations))
             records.view(np.uint8).reshape(-1)[:] = data[place : place + records.nbytes]
