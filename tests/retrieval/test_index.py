@@ -51,6 +51,18 @@ def test_an_index_finds_what_comparing_all_finds(kind, least, tmp_path):
     assert np.array_equal(np.array(table["vector"].to_pylist(), np.float32), items)
 
 
+@pytest.mark.parametrize("kind", ["exact", "flat", "hnsw"])
+def test_of_too_few_items_the_rest_is_filled(kind, tmp_path):
+    if kind != "exact":
+        pytest.importorskip("faiss", reason="FAISS is not installed (extra retrieval)")
+    index = write_index(tmp_path / "items", np.array([70, 80, 90]), clustered(3), kind)
+    keys, scores = index.search(clustered(2, seed=1), 5)
+    assert keys.shape == scores.shape == (2, 5)
+    assert [sorted(one) for one in keys[:, :3].tolist()] == [[70, 80, 90]] * 2
+    assert (keys[:, 3:] == -1).all()
+    assert np.isneginf(scores[:, 3:]).all()
+
+
 def test_refusals_say_what_to_change(tmp_path):
     keys, items = np.arange(4), clustered(4)
     with pytest.raises(ConfigError, match=r"unknown index 'hsnw' .did you mean 'hnsw'"):

@@ -75,7 +75,7 @@ class ItemIndex:
     def search(self, users: Floats, k: int = 100) -> tuple[Int64s, Floats]:
         """Keys of the ``k`` best items of each user (users x k), best first, and their products.
 
-        Where an index finds fewer, the rest is -1 with a product of -inf.
+        Where there are fewer, or an index finds fewer, the rest is -1 with a product of -inf.
         """
         places, scores = self.search_places(users, k)
         return np.where(places >= 0, self.keys[np.maximum(places, 0)], -1), scores
@@ -86,7 +86,13 @@ class ItemIndex:
             raise ConfigError(f"vectors of users need {self.facts.size} columns, got shape {users.shape}")
         if k < 1:
             raise ConfigError(f"k must be at least 1, got {k}")
-        k = min(k, len(self.keys))
+        missing = max(0, k - len(self.keys))
+        places, scores = self._search(users, k - missing)
+        beside = ((0, 0), (0, missing))
+        return np.pad(places, beside, constant_values=-1), np.pad(scores, beside, constant_values=-np.inf)
+
+    def _search(self, users: Floats, k: int) -> tuple[Int64s, Floats]:
+        """Search for no more items than there are."""
         users = np.ascontiguousarray(users, np.float32)
         _check_finite("user", users, np.arange(len(users)))
         if self._searcher is None:
