@@ -139,6 +139,12 @@ def test_a_run_with_one_line_can_be_drawn(tmp_path):
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     page, _ = page_of(folder)
     assert page.plots == ["loss"]
+    evaluation = {"kind": "eval", "step": 1, "auc": None, "log_loss": 0.5}  # of samples of one class
+    lines = [line, {**line, "step": 2, "loss": None}, evaluation]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    page, text = page_of(folder)
+    assert page.plots == ["loss", "metrics"]
+    assert "log loss 0.5000" in text
 
 
 def test_folders_without_a_run_are_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Metrics against scikit-learn, and where they are not defined."""
 
+import json
 import math
 
 import numpy as np
@@ -12,7 +13,15 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 from sklearn.metrics import log_loss as sklearn_log_loss
 
 from rowhaul.errors import DataError
-from rowhaul.train.metrics import BinaryMetrics, accuracy, auc, log_loss, normalised_entropy
+from rowhaul.train.log import TrainingLog
+from rowhaul.train.metrics import (
+    BinaryMetrics,
+    accuracy,
+    auc,
+    binary_values,
+    log_loss,
+    normalised_entropy,
+)
 
 
 @st.composite
@@ -110,3 +119,19 @@ def test_batches_that_make_no_sense_are_refused() -> None:
         BinaryMetrics().update([0, 1], [0.5])
     with pytest.raises(DataError, match="must be 0 or 1"):
         BinaryMetrics().update([0.5], [0.5])
+
+
+def test_what_is_not_defined_is_null_in_the_log(tmp_path):
+    nan = math.nan
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"kind": "eval", "step": 1, "auc": NaN}\n'
+    )  # of earlier versions
+    with TrainingLog(tmp_path, 1, 1) as log:
+        log.evaluation(2, binary_values(np.zeros(3), np.zeros(3)))
+        log.write("train", 3, {"loss": nan}, ranks=[{"seconds": nan, "steps": 2}])
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in text
+    first, evaluation, step = map(json.loads, text.splitlines())
+    assert first["auc"] is evaluation["auc"] is step["loss"] is None
+    assert evaluation["log_loss"] == pytest.approx(math.log(2))
+    assert step["ranks"] == [{"seconds": None, "steps": 2}]

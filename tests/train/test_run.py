@@ -311,3 +311,44 @@ def test_an_export_serves_the_same_scores_as_its_run(finished, log_schema, log_f
     made = export(open_checkpoint(tmp_path / "bare"), tmp_path / "y")
     with pytest.raises(CheckpointError, match="says nothing of the model that its tables are of"):
         load_trained(made.path)
+
+
+def test_a_run_whose_checkpoints_are_elsewhere_does_not_start_anew(
+    finished, tmp_path, log_schema, log_folder
+):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    before = {name: (run / name).read_bytes() for name in ("metrics.jsonl", "config.yaml")}
+    for other in (str(tmp_path / "typo"), "memory://no-bucket/typo"):
+        config = replace(CONFIG, max_steps=8, checkpoints=other)
+        with pytest.raises(
+            ConfigError, match=rf"are in {run}/checkpoints, the newest is step-000000008; copy"
+        ):
+            train_run(config, log_schema, log_folder, out=run, resume=True)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl says that one of step 8 was saved; bring"):
+        train_run(replace(CONFIG, max_steps=8), log_schema, log_folder, out=run, resume=True)
+    assert {name: (run / name).read_bytes() for name in before} == before
+    shutil.copytree(finished / "checkpoints", tmp_path / "moved")
+    config = replace(CONFIG, max_steps=8, checkpoints=str(tmp_path / "moved"))
+    assert train_run(config, log_schema, log_folder, out=run, resume=True).steps_taken == 0
+
+
+def test_a_run_without_a_checkpoint_yet_starts_anew_and_says_so(tmp_path, log_schema, log_folder):
+    def killed():
+        raise RuntimeError("killed")
+
+    calls = stop_after(5)
+    with pytest.raises(RuntimeError, match="killed"):
+        train_run(
+            replace(CONFIG, log_every=1),
+            log_schema,
+            log_folder,
+            out=tmp_path,
+            should_stop=lambda: killed() if calls() else False,
+        )
+    train_run(CONFIG, log_schema, log_folder, out=tmp_path, resume=True, should_stop=stop_after(8))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    notes = [line["text"] for line in lines if line["kind"] == "note"]
+    assert notes == ["no checkpoint was saved yet: starting anew"]
+    assert [line["step"] for line in lines if line["kind"] == "checkpoint"] == [7, 8]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rowhaul._page import COLOURS, GRID
+from rowhaul.explain.explain_file import Line
 from rowhaul.explain.findings import KIND_TITLES, PARTS
 from rowhaul.report.reading import RunRecord
 
@@ -26,7 +27,7 @@ def loss(run: RunRecord) -> Figure | None:
     lines = run.lines("train")
     if not lines:
         return None
-    steps, values = _smoothed([line["step"] for line in lines], [line["loss"] for line in lines])
+    steps, values = _smoothed([line["step"] for line in lines], [_number(line, "loss") for line in lines])
     return _drawn({"loss": (steps, values)}, "loss")
 
 
@@ -38,7 +39,7 @@ def metrics(run: RunRecord) -> Figure | None:
     steps = [line["step"] for line in lines]
     titles = {"auc": "AUC", "log_loss": "log loss", "normalised_entropy": "normalised entropy"}
     titles |= {name: f"RMSE of {name.removesuffix('/rmse')}" for name in lines[-1] if name.endswith("/rmse")}
-    found = {title: [line.get(name, math.nan) for line in lines] for name, title in titles.items()}
+    found = {title: [_number(line, name) for line in lines] for name, title in titles.items()}
     series = {title: (steps, values) for title, values in found.items() if not all(map(math.isnan, values))}
     return _drawn(series, "on held-out samples", marks=True) if series else None
 
@@ -140,6 +141,12 @@ def measured_parts(run: RunRecord) -> Figure | None:
         if lines and all(name in line for line in lines)
     }
     return _drawn(series, "ms an iteration", zero=True) if series else None
+
+
+def _number(line: Line, name: str) -> float:
+    """A value of a line; NaN where it is not defined, which JSON writes as null."""
+    value = line.get(name)
+    return math.nan if value is None else float(value)
 
 
 def _smoothed(

@@ -22,6 +22,7 @@ from rowhaul.train.progressive import ProgressiveValues
 
 METRICS_FILE = "metrics.jsonl"
 BOARD = "tensorboard"  # a folder
+_SAVED = "checkpoint"  # the event that one was saved, and its line
 
 _log = logging.getLogger("rowhaul.train")
 
@@ -43,6 +44,7 @@ class TrainingLog:
         self._lines: TextIO | None = None
         self._board: Any = None
         self._evaluated: set[int] = set()
+        self._saved: set[int] = set()
         self.every, self.step_number = every, first_step
         self.num_steps = 0  # by this run
         self.row_counts: RowCounts | None = None  # so far, where tables have policies
@@ -54,8 +56,9 @@ class TrainingLog:
         if self._folder is not None:
             path = self._folder / METRICS_FILE
             kept = _lines_until(path, self._first_step)
-            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+            write_text(path, "".join(_json(line) for line in kept))
             self._evaluated = {line["step"] for line in kept if line["kind"] == "eval"}
+            self._saved = {line["step"] for line in kept if line["kind"] == _SAVED}
             self._lines = path.open("a", encoding="utf-8")
             self._open_board(self._first_step + 1)
         return self
@@ -76,7 +79,7 @@ class TrainingLog:
         """Write a line; while the disk is full, training goes on with what is buffered."""
         assert self._lines is not None
         with suppress(OSError):
-            self._lines.write(json.dumps(line) + "\n")
+            self._lines.write(_json(line))
             self._lines.flush()
 
     def _show(self, add: Callable[[Any], object]) -> None:
@@ -89,8 +92,11 @@ class TrainingLog:
             self._board = None
 
     def event(self, name: str, step: int, message: str, **values: Any) -> None:
-        """Log an event through Python's logging, on this rank."""
+        """Log an event through Python's logging, on this rank; saved checkpoints get a line, too."""
         _log.info(message, extra={"event": name, "step": step, "values": values})
+        if name == _SAVED and self._lines is not None and step not in self._saved:
+            self._saved.add(step)
+            self._append({"kind": _SAVED, "step": step})
 
     def row_note(self, step: int, note: RowNote) -> None:
         """Something a row source did: its numbers, and its counts as histograms."""
@@ -185,8 +191,27 @@ def unknown_keys_of(folder: Path) -> dict[str, float] | None:
     return lines[-1].get("unknown_by_feature") if lines else None
 
 
+def last_saved_step(folder: Path) -> int | None:
+    """The step of the last checkpoint that a run's log tells of; those of earlier versions tell of none."""
+    lines = [line for line in _lines_until(folder / METRICS_FILE, sys.maxsize) if line["kind"] == _SAVED]
+    return lines[-1]["step"] if lines else None
+
+
 def _add_histogram(name: str, histogram: tuple[Any, ...], step: int, board: Any) -> None:
     board.add_histogram_raw(name, *histogram, step)
+
+
+def _json(line: dict[str, Any]) -> str:
+    """A line of the log; JSON knows no NaN, so what is not defined is null."""
+    return json.dumps(_finite(line), allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:

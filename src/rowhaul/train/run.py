@@ -31,6 +31,7 @@ from rowhaul.train.metrics import MetricValues
 from rowhaul.train.ranking import check_grouped
 from rowhaul.train.run_data import check_same_data, check_times, read_contents
 from rowhaul.train.run_folder import (
+    NOTHING_SAVED,
     PROBE,
     begin_folder,
     check_new_run,
@@ -80,7 +81,7 @@ def train_run(
     with RunLock(folder) if folder is not None else nullcontext() as lock:
         chosen = _begin(folder, checkpoints, config, schema, resume)
         if chosen is None:  # runs of earlier versions go on
-            check_grouped(config.metrics, schema.group)
+            check_grouped(config.metrics, schema)
         trainer = Trainer(config, schema)
         reader = _restore(trainer, chosen) if chosen is not None else None
         stream, evaluation, extended = _open_data(trainer, reader, data, eval_data, folder)
@@ -94,6 +95,8 @@ def train_run(
         if chosen is not None:
             chosen.set_damaged_aside()
             notes += chosen.notes
+        elif resume:
+            notes.append(NOTHING_SAVED)
         publisher = _publisher(trainer, folder, reader)
         with _Alone(trainer, stream, evaluation, folder, should_stop, monitor, publisher) as session:
             session.first_note = extended

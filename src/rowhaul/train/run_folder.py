@@ -5,7 +5,7 @@
     run/
       config.yaml  schema.yaml     what was trained, on what
       data.yaml  contents.json     the files, see `rowhaul.train.run_data`
-      metrics.jsonl                one line every ``log_every`` steps and for each evaluation
+      metrics.jsonl                one line every ``log_every`` steps, for each evaluation and checkpoint
       tensorboard/                 the same for TensorBoard
       set_aside.jsonl              of a stream, see `rowhaul.train.run_stream`
       explain.jsonl                what moved and why, what waited; see `rowhaul.explain.explain_file`
@@ -31,7 +31,7 @@ from rowhaul.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from rowhaul.explain.explain_file import EXPLAIN_FILE
 from rowhaul.export.manifest import MANIFEST_FILE as EXPORT_FILE
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.log import BOARD, METRICS_FILE
+from rowhaul.train.log import BOARD, METRICS_FILE, last_saved_step
 from rowhaul.train.run_data import CONTENTS_FILE, DATA_FILE, remember_data, remembered_data
 from rowhaul.train.run_lock import LOCK_FILE
 from rowhaul.train.run_stream import SET_ASIDE_FILE
@@ -40,6 +40,7 @@ CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PUBLISH_FILE = "publish.json"
+NOTHING_SAVED = "no checkpoint was saved yet: starting anew"  # the note of a run that resumes from nothing
 PROBE = ".rowhaul-probe"  # written to see whether checkpoints can be
 _BEGUN_WITH = {DATA_FILE, SCHEMA_FILE, CONFIG_FILE}  # written anew whenever a run begins or resumes
 _OF_A_RUN = _BEGUN_WITH | {
@@ -158,7 +159,8 @@ def check_same_run(
 ) -> None:
     """Refuse to resume a run under settings that would teach it something else.
 
-    They are compared with those in its folder or, on a machine that has none, in its checkpoint.
+    They are compared with those in its folder or, on a machine that has none, in its checkpoint. Without one,
+    only a run that has saved none yet may start anew.
     """
     if folder is not None and folder.is_dir():
         if (folder / EXPORT_FILE).is_file():
@@ -178,6 +180,24 @@ def check_same_run(
             "--resume"
         )
     _check_same(where, *saved, config, schema)
+    if checkpoint is None and folder is not None:
+        _check_nothing_saved(folder, saved[0], config)
+
+
+def _check_nothing_saved(folder: Path, before: TrainConfig, config: TrainConfig) -> None:
+    """Refuse to start a run anew that has checkpoints elsewhere, or had some."""
+    here, there = checkpoints_of(config, folder), checkpoints_of(before, folder)
+    if here != there and there is not None and (newest := latest_checkpoint(there)) is not None:
+        raise ConfigError(
+            f"{here} has no checkpoint to resume from: those of this run are in {there}, the newest is "
+            f"{newest.name}; copy them to {here}, or resume without other --checkpoints"
+        )
+    if (step := last_saved_step(folder)) is not None:
+        raise ConfigError(
+            f"{here} has no checkpoint to resume from, but {folder / METRICS_FILE} says that one of step "
+            f"{step:,} was saved; bring the checkpoints back, or name the place where they are "
+            f"(--checkpoints); to start anew, remove {folder} or choose another --out"
+        )
 
 
 def _check_same(

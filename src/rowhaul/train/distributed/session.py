@@ -51,7 +51,14 @@ from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import Scores
 from rowhaul.train.ranking import check_grouped
 from rowhaul.train.run_data import read_contents
-from rowhaul.train.run_folder import begin_folder, check_new_run, check_same_run, checkpoints_of, is_empty
+from rowhaul.train.run_folder import (
+    NOTHING_SAVED,
+    begin_folder,
+    check_new_run,
+    check_same_run,
+    checkpoints_of,
+    is_empty,
+)
 from rowhaul.train.run_stream import keep_set_aside, open_stream
 from rowhaul.train.session import Saved, Session
 from rowhaul.train.trainer import Trainer, rate_factor
@@ -99,12 +106,13 @@ class ClusterSession(Session):
             if saved is not None:
                 self.trainer.recall_evaluations(saved.reader.facts)
         if saved is None:  # runs of earlier versions go on
-            check_grouped(config.metrics, schema.group)
+            check_grouped(config.metrics, schema)
         # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
         begins = saved is None and (folder is None or is_empty(folder))
         if resume and self.is_leader and not begins:
             check_same_run(folder, saved.chosen.path if saved is not None else None, config, schema)
-        self.notes = saved.chosen.notes if saved is not None else []
+        starts_anew = resume and saved is None and not begins
+        self.notes = saved.chosen.notes if saved is not None else [NOTHING_SAVED] * starts_anew
         if saved is not None and saved.num_workers not in (None, cluster.topology.num_workers):
             fitting, dropped = fit_to_workers(config.cluster, cluster.topology.num_workers)
             self.config = config = replace(config, cluster=fitting)
