@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from rowhaul.cli.run import RunOptions
 from rowhaul.data.stream import SampleStream
 from rowhaul.nn import Batch
 from rowhaul.train import TrainConfig, Trainer
@@ -48,6 +49,25 @@ def test_a_configuration_file_resumes_what_it_began(rowhaul, log_folder, tmp_pat
     assert rowhaul(*given)[0] == 0
     code, _, errors = rowhaul(*given, "--resume", "--set", "epochs=2")
     assert code == 0, errors
+
+
+def test_a_ratio_that_is_repeated_resumes_the_budget_that_was_made_of_it(rowhaul, log_folder, tmp_path):
+    given = ("train", "--data", log_folder, "--out", tmp_path / "run", "--set", "prune.tail=shared", *SMALL)
+    code, _, errors = rowhaul(*given, "--prune", "50%", "--max-steps", "2")
+    assert code == 0, errors
+    begun = TrainConfig.read(tmp_path / "run" / "config.yaml").prune
+    for ratio in (("--prune", "50%"), ("--set", "prune.ratio=0.5")):
+        code, printed, errors = rowhaul(*given, *ratio, "--max-steps", "2", "--resume")
+        assert code == 0, errors
+        assert f"memory budget: {begun.budget}, which the run made of its --prune" in printed
+        assert TrainConfig.read(tmp_path / "run" / "config.yaml").prune == begun
+
+
+def test_options_leave_the_settings_of_the_resumed_run_alone():
+    resumed = TrainConfig().to_dict()
+    options = RunOptions(None, [], None, None, None, ["model.options.dropout=0.5"], {"embedding_dim": 2})
+    assert options.read_config(resumed).model.embedding_dim == 2
+    assert resumed == TrainConfig().to_dict()
 
 
 def test_ids_that_wait_for_a_row_have_the_initial_tail(log_folder, log_schema):

@@ -149,6 +149,30 @@ def test_scores_are_written_as_csv_too(rowhaul, trained, log_folder, tmp_path):
     assert written["score"].cast(pa.float32()).equals(expected["score"])
 
 
+def test_strings_as_views_are_kept_and_bytes_that_are_no_text_refused(rowhaul, trained, log_folder, tmp_path):
+    rows = pq.read_table(log_folder / "part-0.parquet").slice(0, 2)
+    columns = {
+        "view": pa.array(["a", "é"], pa.string_view()), "plain": pa.array(["b", None]),
+        "bytes": pa.array([b"c", b"\xff"], pa.binary_view()),
+    }  # fmt: skip
+    for name, column in columns.items():
+        pq.write_table(rows.append_column("note", column), tmp_path / f"{name}.parquet")
+
+    def keep(out, *names):
+        files = [part for name in names for part in ("--data", tmp_path / f"{name}.parquet")]
+        return rowhaul("predict", trained, *files, "--out", tmp_path / out, "--keep", "note", "--overwrite")
+
+    assert keep("s.csv", "view", "plain")[0] == 0
+    notes = csv.read_csv(tmp_path / "s.csv")["note"].to_pylist()
+    assert notes == ["a", "é", "b", ""]
+    assert keep("s.parquet", "bytes")[0] == 0
+    assert pq.read_table(tmp_path / "s.parquet")["note"].to_pylist() == [b"c", b"\xff"]
+    code, _, err = keep("t.csv", "bytes")
+    said = " ".join(err.split())
+    assert (code, "column 'note' is of type large_binary and has values that a CSV file" in said) == (2, True)
+    assert not (tmp_path / "t.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

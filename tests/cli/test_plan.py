@@ -112,6 +112,7 @@ def test_the_page_is_whole_and_needs_no_network(plan, tmp_path):
         (["--links", "1gbit", "--batches", "3"], "--batches is 3; a prediction needs at least 8"),
         (["--links", "1gbit", "--out", "no/such/plan.html"], "no such folder"),
         (["--links", "1gbit", "--out", "."], "is a folder"),
+        (["--links", "1gbit", "--out", __file__], "exists and is something else than this command writes"),
         (["--links", "1gbit", "--memory", "lots"], "--memory"),
         (["--links", "1gbit", "--dispatcher", "laia"], "no effect on a prediction"),
         (["--links", "1gbit", "--compute", "fast"], "--compute: 'fast' is not understood"),

@@ -1,12 +1,16 @@
 """What would lose data or mislead is refused, and the message says what to do instead."""
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from rowhaul.cli.demo import _begin_folder
 from rowhaul.data.schema import Schema
+from rowhaul.errors import ConfigError
 
 SMALL = ("--batch-size", "500", "--embedding-dim", "4", "--set", "model.options.top=[16]")
 SAMPLE = '{"click": 1, "price": 0.5, "user": 1, "item": "a", "tags": [1]}\n'
@@ -110,3 +114,105 @@ def test_an_empty_path_is_refused(arguments, rowhaul, tmp_path, monkeypatch):
     code, _, err = rowhaul(*arguments)
     assert (code, " is empty; name a path" in on_one_line(err)) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_label_beside_a_schema_is_not_ignored(rowhaul, trained, log_folder, tmp_path):
+    other = ("--label", "bought", "--out", tmp_path / "run")
+    code, _, err = rowhaul("train", "--data", log_folder, *other, *SMALL)
+    assert (code, "schema.yaml is one, and its label is click" in on_one_line(err)) == (2, True)
+    follow = ("--follow", "--stop-when-idle", "0.2s")
+    code, _, err = rowhaul("train", "--data", log_folder, *follow, *other, *SMALL)
+    assert (
+        code,
+        f"--label bought is for data without a schema, but the schema.yaml of {log_folder}"
+        in on_one_line(err),
+    ) == (2, True)
+    code, _, err = rowhaul("train", "--resume", "--out", trained, "--label", "bought")
+    assert (code, f"{trained}/schema.yaml is one, and its label" in on_one_line(err)) == (2, True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "--rows", "100"),
+        ("prepare", "--format", "criteo", "x.txt"),
+        ("export", "run"),
+        ("index", "run"),
+        ("predict", "run", "--data", "x"),
+        ("demo",),
+        ("report", "run"),
+    ],
+)
+def test_a_url_is_no_folder_of_this_machine(arguments, rowhaul, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = rowhaul(*arguments, "--out", "s3://bucket/x")
+    said = f"--out s3://bucket/x is a URL, but {arguments[0]} writes to this machine: name a path"
+    assert (code, said in on_one_line(err)) == (2, True)
+    code, _, err = rowhaul(*arguments, "--out=file:///tmp/x")
+    assert (code, "--out file:///tmp/x is a URL" in on_one_line(err)) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_rows_than_any_disk_holds_are_refused(rowhaul, tmp_path):
+    for more in ((), ("--raw",)):
+        code, _, err = rowhaul("generate", "--rows", "9" * 23, "--out", tmp_path / "log", *more)
+        assert (code, "--rows must be from 1 to 1,099,511,627,776" in on_one_line(err)) == (2, True)
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--rows", "0"), "--rows must be from 1"),
+        (("--rows", "9" * 23), "--rows must be from 1"),
+        (("--seed", "-1"), "seed must be at least 0"),
+        (("--live", "--seed", "-1"), "seed must be at least 0"),
+        (("--live", "--rows", "10"), "--rows is not for --live"),
+        (("--live", "--port", "70000"), "'--port': Input should be less than"),
+        (("--seconds", "0"), "--seconds is for --live; add that"),
+        (("--events", "10"), "--events is for --live; add that"),
+        (("--port", "0"), "--port is for --live; add that"),
+    ],
+)
+def test_a_demo_with_wrong_arguments_leaves_an_earlier_one_alone(arguments, named, rowhaul, tmp_path):
+    (tmp_path / ".rowhaul-demo").touch()
+    (tmp_path / "earlier").touch()
+    code, _, err = rowhaul("demo", "--out", tmp_path, *arguments)
+    assert (code, named in on_one_line(err)) == (2, True)
+    assert (tmp_path / "earlier").exists()
+
+
+def test_a_demo_empties_its_folder_wherever_that_is(tmp_path, monkeypatch):
+    """The working directory and what a link leads to cannot be removed, only what is in them."""
+    (tmp_path / "folder" / "logs").mkdir(parents=True)
+    (tmp_path / "folder" / ".rowhaul-demo").touch()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "precious.txt").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    (tmp_path / "folder" / "run").symlink_to(tmp_path / "kept")
+    monkeypatch.chdir(tmp_path / "folder")
+    for out in (Path("."), tmp_path / "link"):
+        (tmp_path / "folder" / "part").touch()
+        _begin_folder(out)
+        assert [path.name for path in (tmp_path / "folder").iterdir()] == [".rowhaul-demo"]
+    assert (tmp_path / "kept" / "precious.txt").exists()
+    with pytest.raises(ConfigError, match="is not from an earlier demo"):
+        _begin_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"precious\.txt is a file"):
+        _begin_folder(tmp_path / "kept" / "precious.txt")
+
+
+@pytest.mark.slow
+def test_a_cluster_does_not_start_anew_what_was_saved(log_folder, tmp_path):
+    cluster = ("--workers", "2", "--colocated", "--set", "max_steps=2", "--out", tmp_path / "run")
+    ended = train("--data", log_folder, *cluster)
+    assert ended.returncode == 0, ended.stderr
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    for more in (("--checkpoints", tmp_path / "typo"), ()):
+        ended = train("--data", log_folder, *cluster, "--resume", *more)
+        said = "checkpoints, the newest is step-000000002" if more else "says that one of step 2 was saved"
+        assert (ended.returncode != 0, said in on_one_line(ended.stderr)) == (True, True), ended.stderr
+        if more:
+            shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before

@@ -144,6 +144,12 @@ def test_a_sample_says_that_it_is_one(size):
     [
         (["--machines", "2"], "--machines is 2, but there are 1 ranks to put on them"),
         (["--machines", "0"], "--machines is 0"),
+        (["--plot", "x.png"], "--plot is for probes; add --budgets"),
+        (["--probe-steps", "300"], "--probe-steps is for probes; add --budgets"),
+        (["--eval-data", "test"], "--eval-data is for probes; add --budgets"),
+        (["--budgets", "1MiB", "--sample", "9"], "--sample is for the estimate, which is not made with"),
+        (["--budgets", "1MiB", "--machines", "1"], "--machines is for the estimate"),
+        (["--budgets", "1MiB", "--memory", "1GiB"], "--memory is for the estimate"),
         (["--sample", "1"], "--sample is 1; it must be at least 2"),
         (["--memory", "16"], "'16' has no unit"),
         (["--memory", "0"], "a machine needs memory"),

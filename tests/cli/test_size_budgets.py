@@ -20,9 +20,14 @@ def sized(*arguments):
     return CliRunner().invoke(app, ["size", *map(str, arguments)])
 
 
-def test_budgets_are_kept_and_compared_with_all_rows(log, tmp_path):
+def no_space(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_budgets_are_kept_and_compared_with_all_rows(log, tmp_path, monkeypatch):
     options = ("--data", log, "--batch-size", 256, "--probe-steps", 8, "--plot", tmp_path / "trade.png")
-    ran = sized(*options, "--budgets", "128KiB,512KiB", "--json")
+    patient = ("--eval-every", 2, "--set", "patience=1")  # of a whole run, not of its probes
+    ran = sized(*options, *patient, "--budgets", "128KiB,512KiB", "--json")
     assert ran.exit_code == 0, ran.output
     whole, large, small = json.loads(ran.stdout)["probes"]
     assert [whole["budget"], large["budget"], small["budget"]] == [0, 512 << 10, 128 << 10]
@@ -30,7 +35,9 @@ def test_budgets_are_kept_and_compared_with_all_rows(log, tmp_path):
     assert 0.4 < small["auc"] < 1
     assert (tmp_path / "trade.png").read_bytes().startswith(b"\x89PNG")
     # However few steps are tried, rows are held as the whole run would hold them.
-    shorter = sized("--data", log, "--batch-size", 256, "--probe-steps", 1, "--budgets", "128KiB", "--json")
+    monkeypatch.setattr("rowhaul.sizing.trade.draw", no_space)  # what was measured is told all the same
+    shorter = sized(*options, "--probe-steps", 1, "--budgets", "128KiB", "--json")
+    assert isinstance(shorter.exception, OSError)
     assert [json.loads(shorter.stdout)["probes"][1][name] for name in ("dim", "row_dtype")] == [
         small[name] for name in ("dim", "row_dtype")
     ]
@@ -40,6 +47,7 @@ def test_budgets_are_kept_and_compared_with_all_rows(log, tmp_path):
     (["--budgets", "4"], "--budgets"),
     (["--budgets", "1MiB", "--probe-steps", "0"], "at least one step"),
     (["--budgets", "1MiB", "--plot", "trade.txt"], ".png, .pdf or .svg"),
+    (["--budgets", "1MiB", "--plot", "missing/trade.png"], "there is no folder missing"),
     (["--budgets", "1MiB", "--memory-budget", "1MiB"], "leave out --prune, --memory-budget"),
     (["--budgets", "100b"], "give at least"),
 ])  # fmt: skip

@@ -136,6 +136,24 @@ def test_what_is_passed_goes_before_what_lies_on_disk(tmp_path: Path) -> None:
     assert find_schema(tmp_path, features=["item", "user"], label="click") == other
 
 
+def test_a_label_or_columns_beside_a_schema_are_not_ignored(tmp_path: Path) -> None:
+    touch(tmp_path, "a.parquet")
+    schema = Schema(LabelColumn("click"), (), (IdColumn("user"),))
+    schema.write(tmp_path / "schema.yaml")
+    assert find_schema(tmp_path, label="click") == schema
+    for path in (None, tmp_path / "schema.yaml"):
+        with pytest.raises(
+            ConfigError, match=r"--label buy is for .*schema\.yaml is one, and its label is click"
+        ):
+            find_schema(tmp_path, path, label="buy")
+    with pytest.raises(ConfigError, match=r"--schema .*schema\.yaml and --features user,item both say"):
+        find_schema(tmp_path, tmp_path / "schema.yaml", ["user", "item"])
+    several = Schema(None, (), (IdColumn("user"),), labels=(LabelColumn("click"), LabelColumn("buy")))
+    several.write(tmp_path / "schema.yaml")
+    with pytest.raises(ConfigError, match="its label is click, buy; change it there, or leave out --label"):
+        find_schema(tmp_path, label="buy")
+
+
 def test_no_schema_or_two_different_ones_is_an_error_that_says_what_to_pass(tmp_path: Path) -> None:
     touch(tmp_path, "x/a/1.parquet", "x/b/1.parquet")
     with pytest.raises(DataError, match=r"no schema\.yaml in .*--schema.*--features"):

@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from rowhaul import __version__, _environment
+from rowhaul.cli.checks import options_in, refuse_urls
 from rowhaul.cli.ckpt import ckpt
 from rowhaul.cli.demo import demo
 from rowhaul.cli.doctor.command import doctor
@@ -75,6 +75,7 @@ def main() -> None:
     _environment.collect_garbage_less_often()
     try:
         _refuse_empty(sys.argv[1:])
+        refuse_urls(sys.argv[1:])
         code = app(prog_name="rowhaul", standalone_mode=False)  # so that all errors look the same
     except _ClickError as error:
         _fail_usage(error)
@@ -97,9 +98,8 @@ def main() -> None:
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
     """Refuse an empty path, which would mean the current folder: a variable of the shell is not set."""
-    for one, following in pairwise([*arguments, "--"]):
-        name, is_given, value = one.partition("=")
-        if name in _PATHS and (value if is_given else following) == "":
+    for name, value in options_in(arguments, _PATHS):
+        if value == "":
             raise ConfigError(
                 f"{name} is empty; name a path (. is the current folder), or see whether a variable of the "
                 "shell is not set"

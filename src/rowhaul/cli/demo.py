@@ -6,8 +6,9 @@ from pathlib import Path
 
 import typer
 
+from rowhaul.cli.checks import refuse_unused
 from rowhaul.cli.console import say
-from rowhaul.cli.generate import generate_with_progress
+from rowhaul.cli.generate import check_rows, generate_with_progress
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import EXIT_INTERRUPTED
 from rowhaul.cli.train import held_out_beside, numbers_of, print_result, train_with_progress
@@ -15,7 +16,7 @@ from rowhaul.errors import ConfigError
 
 
 def demo(
-    rows: int = typer.Option(400_000, help="Samples to generate."),
+    rows: int | None = typer.Option(None, help="Samples to generate (default 400,000); not with --live."),
     out: Path | None = typer.Option(
         None, "--out", help="Folder for the log and the run; replaced. Default: demo-run; with --live, none."
     ),
@@ -23,9 +24,11 @@ def demo(
     live: bool = typer.Option(
         False, "--live", help="Learn from a stream of events, serve what is learned, and show it on a page."
     ),
-    seconds: float = typer.Option(0.0, help="With --live: end after so long; 0: at Ctrl-C."),
-    events: int = typer.Option(5_000, help="With --live: click events a second."),
-    port: int = typer.Option(0, help="With --live: of the server; 0: a free one."),
+    seconds: float | None = typer.Option(None, help="With --live: end after so long; default: at Ctrl-C."),
+    events: int | None = typer.Option(None, help="With --live: click events a second (default 5,000)."),
+    port: int | None = typer.Option(
+        None, min=0, max=65535, help="With --live: of the server; default: a free one."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """Generate a Criteo-like click log, train DLRM on it, print how good it is; with --live, online."""
@@ -36,9 +39,15 @@ def demo(
         raise ConfigError(
             "--json prints how the demo ended; with --live the page shows how it goes: leave out one"
         )
+    config = TrainConfig(seed=seed)  # complains before an earlier demo is removed
     if live:
-        _demo_live(out, seconds, events, port, seed)
+        refuse_unused({"--rows": rows}, "is not for --live, which goes on until it is ended; leave out one")
+        _demo_live(out, seconds or 0.0, 5_000 if events is None else events, port or 0, seed)
         return
+    of_live = {"--seconds": seconds, "--events": events, "--port": port}
+    refuse_unused(of_live, "is for --live; add that, or leave it out")
+    rows = 400_000 if rows is None else rows
+    check_rows(rows)
     out = out or Path("demo-run")
     _begin_folder(out)
     say(
@@ -47,7 +56,6 @@ def demo(
     )
     data, run = out / "logs", out / "run"
     bayes = generate_with_progress("criteo", rows, seed, data, test_share=0.1)
-    config = TrainConfig(seed=seed)
     schema = Schema.read(data / SCHEMA_FILE)
     result = train_with_progress(config, schema, data, run, held_out_beside([str(data)]))
     if as_json:
@@ -77,11 +85,17 @@ def _begin_folder(out: Path) -> None:
     import shutil
 
     marker = out / ".rowhaul-demo"
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; choose another --out")
     if out.exists() and any(out.iterdir()) and not marker.exists():
         raise ConfigError(f"{out} exists and is not from an earlier demo; choose another --out")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    marker.touch()
+    out.mkdir(parents=True, exist_ok=True)
+    marker.touch()  # before anything goes: what a removal that breaks off leaves is an earlier demo's, too
+    for one in list(out.iterdir()):  # the folder itself may be the working directory, a link or a mount
+        if one.is_dir() and not one.is_symlink():
+            shutil.rmtree(one)
+        elif one != marker:
+            one.unlink()
 
 
 def _demo_live(out: Path | None, seconds: float, events: int, port: int, seed: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rowhaul.cli.checks import REDIS
 from rowhaul.cli.console import bytes_text, console, counted, plain_table, say
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
@@ -54,7 +55,7 @@ def export(
             "--dense writes a folder to serve from, with all rows and without state; --format, --table, "
             "--state and --whole are for tables in files of their own: export twice"
         )
-    is_redis = place.startswith(("redis://", "rediss://", "unix://"))
+    is_redis = place.startswith(REDIS)
     if is_redis and (dense or format != "parquet" or state):
         raise ConfigError("rows in Redis are whole vectors; leave out --dense, --format and --state")
     reader = open_saved(path)

@@ -12,6 +12,8 @@ from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import exit_when_interrupted, progress_bar
 from rowhaul.errors import ConfigError
 
+_MOST_ROWS = 1 << 40
+
 
 def generate(
     preset: str = typer.Option(
@@ -38,6 +40,7 @@ def generate(
         num_rows = int(rows)
     except ValueError:
         raise ConfigError(f"--rows must be a whole number such as 1_000_000, got {rows!r}") from None
+    check_rows(num_rows)
     if raw:
         if conversions:
             raise ConfigError(
@@ -65,6 +68,12 @@ def generate(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
         f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/"
     )
+
+
+def check_rows(rows: int) -> None:
+    """Refuse to generate nothing, or more than any disk holds."""
+    if not 1 <= rows <= _MOST_ROWS:
+        raise ConfigError(f"--rows must be from 1 to {_MOST_ROWS:,}, got {rows:,}")
 
 
 def generate_with_progress(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import typer
 
+from rowhaul.cli.checks import PAGE, TRACE, check_replaceable
 from rowhaul.cli.console import bytes_text, say
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.errors import ConfigError
@@ -14,7 +16,7 @@ from rowhaul.errors import ConfigError
 def report(
     run: Path = typer.Argument(..., help="Folder of the run: the --out of `rowhaul train`."),
     out: Path | None = typer.Option(
-        None, "--out", help="The page to write; default: report.html in the run."
+        None, "--out", help="The page to write, or an earlier one; default: report.html in the run."
     ),
     trace: Path | None = typer.Option(
         None, "--trace", help="Also write some iterations as a trace for ui.perfetto.dev."
@@ -27,17 +29,21 @@ def report(
     from rowhaul.report.trace import trace_events
     from rowhaul.report.words import missing, sentences
 
-    record = read_run(run)
-    files = {out or run / "report.html": render(record)}
+    record, page = read_run(run), out or run / "report.html"
+    _check(page)
+    check_replaceable(page, PAGE, "--out")
+    files = {page: render(record)}
     if trace is not None:
         if record.timeline is None:
             raise ConfigError(
                 f"{run} has no timeline to write to {trace}: train on several workers with --explain, for "
                 "more than a few steps, or leave out --trace"
             )
+        _check(trace)
+        check_replaceable(trace, TRACE, "--trace")
+        if os.path.realpath(trace) == os.path.realpath(page):
+            raise ConfigError(f"--out and --trace name the same file, {trace}; name one file for each")
         files[trace] = trace_events(record.timeline)
-    for path in files:
-        _check(path)
     for path, text in files.items():
         _write(path, text)
     lines = [*sentences(record)[:2], *missing(record)]

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
@@ -171,13 +172,12 @@ class RunOptions:
         from rowhaul._yaml import load_yaml
         from rowhaul.train.settings import override, read_settings
 
-        given = read_settings(self.config) if self.config else dict(resumed or {})
+        given = read_settings(self.config) if self.config else deepcopy(resumed or {})
         flags = {**defaults, **self.flags}
         if resumed and str(flags.get("device", "")).startswith("cpu"):
             flags.setdefault("device_memory", "")  # of the card that the run is moved from
         flags |= topology_flag(flags.pop("topology", None), flags.get("colocated"))
-        for flag, value in flags.items():
-            override(given, FLAGS[flag][0], value)
+        overrides = [(FLAGS[flag][0], value) for flag, value in flags.items()]
         for setting in self.settings:
             name, equals, text = setting.partition("=")
             if not equals:
@@ -186,7 +186,12 @@ class RunOptions:
                 value = load_yaml(text)
             except yaml.YAMLError as error:
                 raise ConfigError(f"--set {setting}: the value is not YAML: {error}") from None
-            override(given, name.strip(), value)
+            overrides.append((name.strip(), value))
+        for name, value in overrides:
+            override(given, name, value)
+        names = {name for name, _ in overrides}
+        if resumed and not self.config and "prune.ratio" in names and "prune.budget" not in names:
+            _forget_budget(given["prune"])  # it was made of the ratio, and will be put back
         return given
 
     def refuse_cluster_settings(self) -> None:
@@ -224,17 +229,25 @@ class RunOptions:
         self, require_label: bool = True, run: Path | None = None, follow: bool = False
     ) -> Schema:
         """The schema given, or that of the run to resume, or the one beside the data."""
-        from rowhaul.data.files import find_schema
+        from rowhaul.data.files import find_schema, with_label
         from rowhaul.data.schema import SCHEMA_FILE, Schema
         from rowhaul.data.sources.opening import find_stream_schema, stream_of
 
         if run is not None and not self.schema and not self.features and (run / SCHEMA_FILE).is_file():
-            return Schema.read(run / SCHEMA_FILE)
+            return with_label(Schema.read(run / SCHEMA_FILE), self.label, run / SCHEMA_FILE)
         columns = self.features.split(",") if self.features else None
         given = stream_of(self.data, follow)
         if given is not None and not self.schema and not columns:
-            return find_stream_schema(given)
+            return with_label(find_stream_schema(given), self.label, f"the {SCHEMA_FILE} of {given}")
         return find_schema(self.data, self.schema, columns, self.label, require_label=require_label)
+
+
+def _forget_budget(prune: Any) -> None:
+    """Remove the budget of a resumed run where there is a ratio again, for both cannot be kept."""
+    from rowhaul.pruning.config import parse_share
+
+    if isinstance(prune, dict) and parse_share(prune.get("ratio", "0")):
+        prune["budget"] = "0"
 
 
 def topology_flag(topology: str | None, colocated: bool | None) -> dict[str, Any]:

@@ -158,7 +158,10 @@ def _as_begun(config: TrainConfig, resumed: dict[str, Any]) -> TrainConfig:
     from rowhaul.train.config import TrainConfig
     from rowhaul.train.fitting import as_fitted
 
-    return as_fitted(config, TrainConfig.from_dict(resumed))
+    found = as_fitted(config, TrainConfig.from_dict(resumed))
+    if found.prune.ratio != config.prune.ratio and is_first_rank():
+        say(f"memory budget: {found.prune.budget}, which the run made of its --prune when it began")
+    return found
 
 
 def _fitted_with_bar(options: RunOptions, config: TrainConfig, schema: Any, data: Any) -> TrainConfig:

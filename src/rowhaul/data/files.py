@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rowhaul.data.folder.writer import check_complete
 from rowhaul.data.schema import SCHEMA_FILE, IdColumn, LabelColumn, Schema
-from rowhaul.errors import DataError
+from rowhaul.errors import ConfigError, DataError
 
 Files = str | Path | Sequence[str | Path]
 
@@ -47,27 +47,32 @@ def find_schema(
     """The schema of ``files``: what is passed, else ``schema.yaml`` beside them or one folder up.
 
     ``schema_path`` names a schema file; ``features`` (id columns) and ``label`` describe data without
-    one. What a caller passes takes precedence over files. Without ``require_label``, the error about a
-    missing schema does not ask for a label.
+    one. Either takes precedence over files, and both together are refused, as is a label that the schema
+    does not name. Without ``require_label``, the error about a missing schema does not ask for a label.
     """
+    if schema_path is not None and features:
+        raise ConfigError(
+            f"--schema {schema_path} and --features {','.join(features)} both say what the columns are; "
+            "leave out one"
+        )
     if schema_path is not None:
-        return Schema.read(schema_path)
+        return with_label(Schema.read(schema_path), label, schema_path)
     if features:
         return Schema(
             label=LabelColumn(label) if label else None,
             dense=(),
             ids=tuple(IdColumn(name) for name in features),
         )
-    folders = sorted({path.parent for path in expand_files(files)})
-    by_path = {path: Schema.read(path) for path in map(schema_beside, folders) if path is not None}
+    by_path = schemas_beside(files)
     if not by_path:
+        folder = min(path.parent for path in expand_files(files))
         columns = (
             "columns and the label (--features a,b --label y)"
             if require_label
             else "columns (--features a,b)"
         )
         raise DataError(
-            f"no {SCHEMA_FILE} in {folders[0]} or in the folder above it; write one, name one "
+            f"no {SCHEMA_FILE} in {folder} or in the folder above it; write one, name one "
             f"(--schema), or name the id {columns}"
         )
     first, *others = by_path
@@ -76,7 +81,24 @@ def find_schema(
             raise DataError(
                 f"the data files have different schemas: {first} and {other}; pass the path of the one to use"
             )
-    return by_path[first]
+    return with_label(by_path[first], label, first)
+
+
+def schemas_beside(files: Files) -> dict[Path, Schema]:
+    """The schemas in the folders of some files, or one folder up, by their paths."""
+    folders = sorted({path.parent for path in expand_files(files)})
+    return {path: Schema.read(path) for path in map(schema_beside, folders) if path is not None}
+
+
+def with_label(schema: Schema, label: str | None, source: object) -> Schema:
+    """Return a schema, unless a label is asked for that it does not name; ``source`` is where it is from."""
+    names = [one.name for one in schema.tasks]
+    if label and names != [label]:
+        raise ConfigError(
+            f"--label {label} is for data without a schema, but {source} is one, and its label is "
+            f"{', '.join(names) or 'none'}; change it there, or leave out --label"
+        )
+    return schema
 
 
 def _expand(item: str | Path) -> list[Path]:

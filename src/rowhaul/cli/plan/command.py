@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from rowhaul._cores import usable_cores
+from rowhaul.cli.checks import PAGE, check_replaceable
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import counting_bar, exit_when_interrupted
 from rowhaul.cli.run import RunOptions, is_first_rank, with_run_options
@@ -251,6 +252,8 @@ def _check(
         raise ConfigError(f"--out {out} is a folder; give the name of a file in it, such as {out}/plan.html")
     if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: no such folder; make {out.absolute().parent} first")
+    if out is not None:
+        check_replaceable(out, PAGE, "--out")
     if config.cluster.links == "equal":
         raise ConfigError(
             "say how fast the machines' links are: --links 1gbit, or one for each as in --links "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rowhaul.sizing.trade import Probe
 
 EXIT_INTERRUPTED = 130
+PROBE_STEPS = 300
 
 
 def try_budgets(
@@ -43,6 +44,10 @@ def try_budgets(
         )
     if plot is not None and plot.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--plot {plot}: give a .png, .pdf or .svg file")
+    if plot is not None and plot.is_dir():
+        raise ConfigError(f"--plot {plot} is a folder; give the name of a file in it")
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}; make it first")
     config, schema = options.read_config(), options.find_schema()
     held_out = list(eval_data) or held_out_beside(options.data)
     if not held_out:
@@ -63,12 +68,12 @@ def try_budgets(
     if len(found) < 1 + len(sizes):
         say("stopped: not all budgets were tried")
         raise typer.Exit(EXIT_INTERRUPTED)
-    if plot is not None:
-        draw(found, plot)
     if as_json:
         print_json({"steps": steps, "probes": list(found)})
     else:
         _print(found, steps)
+    if plot is not None:  # last, for it may fail
+        draw(found, plot)
 
 
 def _print(found: Sequence[Probe], steps: int) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rowhaul.cli.checks import refuse_unused
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 from rowhaul.cli.run import RunOptions, with_run_options
@@ -29,26 +30,36 @@ def size(
     sample: int | None = typer.Option(
         None, help="Read only this many samples, from the first on, and extrapolate; default: all."
     ),
-    machines: int = typer.Option(1, help="Machines that the ranks are spread over."),
+    machines: int | None = typer.Option(None, help="Machines that the ranks are spread over; default: one."),
     memory: str | None = typer.Option(
         None, help="Memory of a machine, such as 16GiB; default: that of this one."
     ),
     budgets: str | None = typer.Option(
         None, help="Train short probes within these budgets, such as 4MiB,16MiB, and compare them."
     ),
-    probe_steps: int = typer.Option(300, help="Steps of each probe."),
+    probe_steps: int | None = typer.Option(None, help="With --budgets: steps of each probe (default 300)."),
     eval_data: list[str] = typer.Option(
-        [], help="What probes are scored on; default: test/ beside the data."
+        [], help="With --budgets: what probes are scored on; default: test/ beside the data."
     ),
-    plot: Path | None = typer.Option(None, help="Draw the probes' AUC against memory here, as .png."),
+    plot: Path | None = typer.Option(
+        None, help="With --budgets: draw the probes' AUC against memory here, as .png."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """Estimate the memory of each table and each worker; exits with 1 if it does not fit."""
     if budgets is not None:
-        from rowhaul.cli.size.budgets import try_budgets
+        from rowhaul.cli.size.budgets import PROBE_STEPS, try_budgets
 
-        try_budgets(options, budgets, probe_steps, eval_data, plot, as_json=as_json)
+        estimating = {"--sample": sample, "--machines": machines, "--memory": memory}
+        refuse_unused(
+            estimating, "is for the estimate, which is not made with --budgets; leave out one of them"
+        )
+        steps = PROBE_STEPS if probe_steps is None else probe_steps
+        try_budgets(options, budgets, steps, eval_data, plot, as_json=as_json)
         return
+    probing = {"--probe-steps": probe_steps, "--eval-data": eval_data, "--plot": plot}
+    refuse_unused(probing, "is for probes; add --budgets, such as 4MiB,16MiB, or leave it out")
+    machines = 1 if machines is None else machines
     from rowhaul.cli.size.report import numbers, print_report
     from rowhaul.sizing.fit import suggestions
 
