@@ -1,12 +1,22 @@
-"""A stream given to a cluster: what ends the wait for samples that do not come."""
+"""A stream: what ends the wait of a cluster for samples that do not come; the negatives that are drawn."""
 
 import os
 import threading
+from itertools import takewhile
+from unittest.mock import patch
 
+import pyarrow.parquet as pq
 import pytest
 
+from click_logs import click_log
+from rowhaul.data.schema import Schema
+from rowhaul.data.sources.folder import FolderSource
 from rowhaul.data.sources.lines import LinesSource
-from rowhaul.data.sources.live import LiveStream
+from rowhaul.data.sources.live import Idle, LiveStream
+from rowhaul.data.stream import SampleStream
+from rowhaul.train import TrainConfig
+from rowhaul.train.run_stream import open_stream
+from rowhaul.train.stream_config import StreamConfig
 
 
 @pytest.fixture
@@ -28,3 +38,28 @@ def test_a_cluster_that_wants_no_more_ends_the_wait(stream):
     threading.Timer(0.3, stream.end_waiting).start()
     assert list(stream) == []
     assert not stream.stopped
+
+
+def test_negatives_are_those_of_a_run_over_the_same_files(tmp_path):
+    schema = Schema.from_dict(
+        {
+            "label": "click",
+            "ids": ["item", {"name": "others", "table": "item", "negatives_of": "item", "count": 3}],
+        }
+    )
+    pq.write_table(click_log(100, 1).select(["click", "item"]), tmp_path / "part-0.parquet")
+
+    def negatives(seed):
+        stream = LiveStream(FolderSource(tmp_path, schema, {}), schema, 50, seed=seed)
+        read = takewhile(lambda one: not isinstance(one, Idle), stream.prepared(lambda samples: samples))
+        return [one.values.tolist() for one in read]
+
+    assert negatives(7) == [one.values.tolist() for one in SampleStream(tmp_path, schema, 50, seed=7)]
+    assert negatives(7) != negatives(8)
+
+
+def test_a_stream_of_a_run_has_its_seed(tmp_path, log_schema):
+    config = TrainConfig(seed=11, stream=StreamConfig(follow=True))
+    with patch("rowhaul.train.run_stream.LiveStream") as made:
+        open_stream(config, log_schema, str(tmp_path), None, 0, {})
+    assert made.call_args.kwargs["seed"] == 11

@@ -108,6 +108,7 @@ def open_stream(
         position=position,
         samples=samples,
         kinds=kinds,
+        seed=config.seed,
         max_wait=config.stream.max_wait_seconds,
         stop_when_idle=config.stream.idle_seconds,
     )

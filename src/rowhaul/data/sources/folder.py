@@ -2,11 +2,14 @@
 
 A file must appear complete (written elsewhere on the same disk, then renamed), and with a name that sorts
 after those that were read already (``part-10`` after ``part-9``): the position is then a name and a row,
-however many files there were before, which may be removed.
+however many files there were before, which may be removed. It also keeps hashes of the newest names that were
+seen, so that a file that came late while the run was down is noticed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import os
 import time
 from bisect import bisect_right
@@ -27,6 +30,8 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.sources.source import POLL_SECONDS, Chunk, Position, SetAside
 from rowhaul.errors import DataError
 
+_NAMES_KEPT = 256  # in a position
+_HASH_BYTES = 4  # of a name
 _SETTLING_SECONDS = 10.0  # a file that is not whole and was changed so recently may still be written
 
 
@@ -48,10 +53,10 @@ class FolderSource:
     def read(self, position: Position | None) -> Iterator[Chunk | None]:
         """Yield the rows of files, in order."""
         current = position["file"] if position else ""
+        names = self._names()
+        self._seen = _known_to(position, names[: _num_until(names, current)])
         if position and position["rows"] < position["of"]:
             yield from self._read_file(self._folder / current, position)
-        names = self._names()
-        self._seen = set(names[: _num_until(names, current)])
         while True:
             names = self._names()
             num_read = _num_until(names, current)
@@ -65,8 +70,8 @@ class FolderSource:
                 yield None
                 continue
             current = names[num_read]
-            yield from self._read_file(self._folder / current, None)
             self._seen.add(current)
+            yield from self._read_file(self._folder / current, None)
 
     def event_time(self, position: Position) -> float | None:
         """Return when the file of a position was written."""
@@ -105,7 +110,7 @@ class FolderSource:
                     return
             time.sleep(POLL_SECONDS)
             yield None
-        facts = rows.file_facts[0]
+        facts, seen = rows.file_facts[0], _names_kept(self._seen)
         first = position["rows"] if position else 0
         if position and position["footer"] != facts.footer:
             raise DataError(
@@ -125,7 +130,7 @@ class FolderSource:
                     return
                 if block is None:
                     break
-                yield Chunk(block, partial(_after, path.name, facts.rows, facts.footer, row))
+                yield Chunk(block, partial(_after, path.name, facts.rows, facts.footer, seen, row))
                 row += len(block)
 
     def _check_kinds(self, found: dict[str, str]) -> None:
@@ -139,8 +144,30 @@ class FolderSource:
             self.kinds[name] = joined
 
 
-def _after(name: str, num_rows: int, footer: str, first: int, count: int) -> Position:
-    return {"file": name, "rows": first + count, "of": num_rows, "footer": footer}
+def _after(name: str, num_rows: int, footer: str, seen: dict[str, str], first: int, count: int) -> Position:
+    return {"file": name, "rows": first + count, "of": num_rows, "footer": footer, "seen": seen}
+
+
+def _names_kept(names: set[str]) -> dict[str, str]:
+    """Return what a position keeps of the names seen so far: hashes of the newest, and where those begin."""
+    newest = heapq.nlargest(_NAMES_KEPT, names, key=_order)
+    older_than = newest[-1] if len(names) > len(newest) else ""
+    return {"hashes": "".join(map(_hash, newest)), "older_than": older_than}
+
+
+def _hash(name: str) -> str:
+    return hashlib.blake2b(os.fsencode(name), digest_size=_HASH_BYTES).hexdigest()
+
+
+def _known_to(position: Position | None, names: list[str]) -> set[str]:
+    """Return those names, in order, that a run has seen; of older ones it is taken to have seen all."""
+    kept = position.get("seen") if position else None  # earlier versions kept nothing
+    if kept is None:
+        return set(names)
+    hashes, size = kept["hashes"], 2 * _HASH_BYTES
+    seen = {hashes[first : first + size] for first in range(0, len(hashes), size)}
+    older = _num_until(names, kept["older_than"])
+    return set(names[:older]) | {name for name in names[older:] if _hash(name) in seen}
 
 
 @lru_cache(maxsize=1 << 16)

@@ -60,6 +60,7 @@ class LiveStream:
         position: of an earlier run: what `position` was after its last batch.
         samples: trained by that run.
         kinds: of the ids trained on before; grows with what is read.
+        seed: of the run, which negatives are drawn by.
         max_wait: cut a batch when its first sample has waited so many seconds; 0: never.
         stop_when_idle: end when nothing has come for so many seconds; 0: never.
     """
@@ -77,6 +78,7 @@ class LiveStream:
         position: Position | None = None,
         samples: int = 0,
         kinds: dict[str, str] | None = None,
+        seed: int = 0,
         max_wait: float = 0.0,
         stop_when_idle: float = 0.0,
     ) -> None:
@@ -84,7 +86,7 @@ class LiveStream:
         self.position: Position = position or {"source": None, "set_aside": 0, "early_cuts": 0}
         self.key_kinds = {} if kinds is None else kinds
         self.set_aside: deque[SetAside] = deque()  # not reported yet
-        self._maker = FeatureMaker(schema, seed=0)
+        self._maker = FeatureMaker(schema, seed)
         self._samples, self._max_wait, self._stop_when_idle = samples, max_wait, stop_when_idle
         self._num_aside, self._num_early = self.position["set_aside"], self.position["early_cuts"]
         self._came: int = self.position.get("came", 0)  # when the newest sample did, in seconds since 1970

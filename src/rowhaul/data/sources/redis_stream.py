@@ -17,14 +17,22 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, groupby
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 
-from rowhaul._id_kinds import TEXT
 from rowhaul.data.schema import Schema
-from rowhaul.data.sources.messages import Message, MessageDecoder, Unreadable
+from rowhaul.data.sources.messages import (
+    Decoded,
+    Message,
+    MessageDecoder,
+    Texts,
+    Unreadable,
+    Where,
+    join_decoded,
+)
 from rowhaul.data.sources.source import POLL_SECONDS, Chunk, Position
 from rowhaul.errors import ConfigError, DataError
 
@@ -78,8 +86,7 @@ class RedisSource:
         self.name = f"{address.scheme}://{address.hostname}:{port}/{address.path.strip('/')}"
         password = unquote(address.password) if address.password else os.environ.get(PASSWORD_VARIABLE)
         self.kinds, self.notes = dict(kinds), deque[str]()
-        self._schema, self._decoder = schema, MessageDecoder(schema, self.kinds)
-        self._separators = {one.name: one.separator for one in schema.ids if one.separator}
+        self._decoder = MessageDecoder(schema, self.kinds)
         self._saved = _BEGINNING  # up to here entries may be acknowledged
         self._delivered: deque[str] = deque()  # and not acknowledged yet
         self._server: Any = redis.Redis(
@@ -230,76 +237,40 @@ class RedisSource:
     def _chunk(self, last: str, skip: int, entries: Entries) -> Chunk:
         """Decode entries; the first ``skip`` samples of the first one are in the model already."""
         self._delivered.extend(id_bytes.decode() for id_bytes, _ in entries)
-        if (together := self._arrow_chunk(last, skip, entries)) is not None:
-            return together
-        messages: list[Message] = []
+        samples: list[pa.Table | Sequence[Message]] = []
         origins: list[Place] = []
         for number, (id_bytes, fields) in enumerate(entries):
-            entry, found = id_bytes.decode(), self._messages(fields)
-            for line in range(skip if number == 0 else 0, len(found)):
-                messages.append(found[line])
-                origins.append((last, entry, line + 1, len(found)))
+            entry, found = id_bytes.decode(), self._samples(fields)
+            first = skip if number == 0 else 0
+            samples.append(found.slice(first) if isinstance(found, pa.Table) else found[first:])
+            origins += [(last, entry, line + 1, len(found)) for line in range(first, len(found))]
             last = entry
-        decoded = self._decoder.decode(messages, lambda place: f"entry {origins[place][1]}")
+        decoded = self._decoded(samples, lambda place: f"entry {origins[place][1]}")
         return Chunk(decoded.block, partial(_after, origins, decoded.places), decoded.set_aside)
 
-    def _arrow_chunk(self, last: str, skip: int, entries: Entries) -> Chunk | None:
-        """Decode entries of Arrow, all at once; None: one of them is something else, or is not alike."""
-        if not all(_ARROW in fields for _, fields in entries):
-            return None
-        try:
-            tables = [_table(fields[_ARROW]) for _, fields in entries]
-            table = pa.concat_tables(tables).slice(skip)
-        except pa.ArrowException:
-            return None
-        block = self._decoder.decode_table(table) if len(table) else None
-        if block is None:
-            return None
-        origins: list[Place] = []
-        for (id_bytes, _), one in zip(entries, tables, strict=True):
-            entry = id_bytes.decode()
-            origins += [(last, entry, line + 1, len(one)) for line in range(len(one))]
-            last = entry
-        return Chunk(block, partial(_after, origins[skip:], range(len(table))))
+    def _decoded(self, samples: Sequence[pa.Table | Sequence[Message]], where: Where) -> Decoded:
+        """Decode the samples of entries, those that are alike and follow each other at once."""
+        parts: list[Decoded] = []
+        first = 0
+        for schema, alike in groupby(samples, lambda one: getattr(one, "schema", None)):
+            named = partial(_named, where, first)
+            if schema is None:
+                parts.append(self._decoder.decode(list(chain.from_iterable(alike)), named))
+            else:
+                parts.append(self._decoder.decode_table(pa.concat_tables(alike), named))
+            first += parts[-1].num_messages
+        return join_decoded(parts)
 
-    def _messages(self, fields: Mapping[bytes, bytes]) -> Sequence[Message]:
-        """Return the samples of an entry, one by one."""
+    def _samples(self, fields: Mapping[bytes, bytes]) -> pa.Table | Sequence[Message]:
+        """Return the samples of an entry."""
         if _JSON in fields:
             return fields[_JSON].strip().split(b"\n")
         if _ARROW not in fields:
-            return [self._as_object(fields)]
+            return [Texts(fields)]
         try:
-            found: list[Message] = _table(fields[_ARROW]).to_pylist()
-        except (pa.ArrowException, ValueError) as error:
+            return _table(fields[_ARROW])
+        except (pa.ArrowException, ValueError, OSError) as error:  # OSError: it ends too early
             return [Unreadable(f"its field arrow is no Arrow stream: {error}")]
-        return found
-
-    def _as_object(self, fields: Mapping[bytes, bytes]) -> dict[str, Any]:
-        """Fields of text as values; what is no number stays text, which is then refused."""
-        texts = {
-            name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()
-        }
-        found: dict[str, Any] = dict(texts)
-        time = [self._schema.time.name] if self._schema.time else []
-        for name in self._schema.column_names() + time:
-            if name not in texts:
-                continue
-            if name not in self._schema.stored_features:
-                found[name] = _as_number(texts[name])
-            elif name in self._separators:
-                parts = texts[name].split(self._separators[name]) if texts[name] else []
-                found[name] = [self._as_id(name, part) for part in parts]
-            else:
-                found[name] = self._as_id(name, texts[name]) if texts[name] else None
-        return found
-
-    def _as_id(self, name: str, text: str) -> int | str:
-        if self.kinds.get(name) == TEXT:
-            return text
-        try:
-            return int(text)
-        except ValueError:
-            return text  # refused where ids are integers
 
 
 def without_password(address: str) -> str:
@@ -338,19 +309,14 @@ def _table(data: bytes) -> pa.Table:
     return table
 
 
-def _as_number(text: str) -> float | str | None:
-    if not text:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 def _number(entry: str) -> tuple[int, int]:
     """An entry's id as numbers, which compare."""
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)
+
+
+def _named(where: Where, first: int, place: int) -> str:
+    return where(first + place)
 
 
 def _after(origins: list[Place], places: Sequence[int], count: int) -> Position:

@@ -1,0 +1,69 @@
+"""A followed folder: files that come late are told, also those that came while the run was down."""
+
+import pyarrow.parquet as pq
+import pytest
+
+from click_logs import click_log
+from rowhaul.data.sources import folder as followed
+from rowhaul.data.sources.folder import FolderSource
+
+SAMPLES = 20
+
+
+def put(folder, *numbers):
+    for number in numbers:
+        pq.write_table(click_log(SAMPLES, number), folder / f"part-{number}.parquet")
+
+
+def read(folder, schema, position, meanwhile=lambda: None):
+    """Read all there is; returns samples, the last position in the middle of a file, and what came late."""
+    num_samples, late = 0, []
+    for chunk in FolderSource(folder, schema, {}).read(position):
+        meanwhile()
+        if chunk is None:
+            break
+        num_samples += len(chunk.block)
+        late += [one for _, one in chunk.set_aside]
+        if len(chunk.block):
+            position = chunk.after(len(chunk.block) - 5)
+    assert all("sorts before" in one.why for one in late)
+    return num_samples, position, [one.where.rpartition("-")[2] for one in late]
+
+
+@pytest.fixture(params=[256, 3])
+def stopped(request, tmp_path, log_schema, monkeypatch):
+    """A folder of four files, and a position within the last one."""
+    monkeypatch.setattr(followed, "_NAMES_KEPT", request.param)
+    put(tmp_path, 10, 20, 30, 40)
+    num_samples, position, late = read(tmp_path, log_schema, None)
+    assert (num_samples, position["rows"], late) == (4 * SAMPLES, SAMPLES - 5, [])
+    assert len(position["seen"]["hashes"]) == 8 * min(request.param, 4)
+    return tmp_path, position
+
+
+def test_files_that_came_late_while_the_run_was_down_are_set_aside(stopped, log_schema):
+    folder, position = stopped
+    put(folder, 25, 39, 50)
+    (folder / "part-30.parquet").unlink()  # it was read, and may go
+    num_samples, later, late = read(folder, log_schema, position)
+    assert (num_samples, late) == (5 + SAMPLES, ["25.parquet", "39.parquet"])
+    assert read(folder, log_schema, later)[2] == []  # they were told
+
+
+def test_files_that_come_late_while_the_rest_of_one_is_read_are_set_aside(stopped, log_schema):
+    folder, position = stopped
+    assert read(folder, log_schema, position, lambda: put(folder, 35))[2] == ["35.parquet"]
+
+
+def test_a_position_of_an_earlier_version_is_read(stopped, log_schema):
+    folder, position = stopped
+    del position["seen"]
+    put(folder, 25)
+    assert read(folder, log_schema, position)[::2] == (5, [])
+
+
+def test_files_older_than_the_names_that_are_kept_are_taken_for_read(stopped, log_schema):
+    folder, position = stopped
+    put(folder, 15)
+    all_kept = not position["seen"]["older_than"]
+    assert read(folder, log_schema, position)[2] == (["15.parquet"] if all_kept else [])
