@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,15 @@ def newest_rows(folder: PublishedFolder) -> tuple[RowFile, Overlay]:
     for one in about.deltas:
         overlay = overlay.with_changes(Delta.open(folder.path, one).rows)
     return base, overlay
+
+
+def can_follow(base: RowFile, tables: Mapping[str, ServedRows]) -> bool:
+    """Whether rows can be published as a delta to a base: servers refuse other tables and other records."""
+    return base.tables.keys() == tables.keys() and all(
+        (rows.dim, rows.value_type, rows.record_bytes)
+        == (base.field(name, "dim"), base.value_type(name), base.field(name, "record_bytes"))
+        for name, rows in tables.items()
+    )
 
 
 def difference(base: RowFile, overlay: Overlay, table: str, rows: ServedRows) -> ServedRows:

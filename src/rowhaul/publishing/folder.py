@@ -1,6 +1,7 @@
 """`PublishedFolder`: writes versions of a model to a served folder, each visible only when it is whole.
 
-What is in the folder: `rowhaul.serve.deltas`. One run writes to it. Files are written and synced under their
+What is in the folder: `rowhaul.serve.deltas`. One run writes to it, and one process, which holds a lock on
+it (`rowhaul.publishing.folder_lock`). Files are written and synced under their
 final names first; then ``served.json`` is replaced, which names them. A folder that it has not named for
 `KEEP_SECONDS` is removed: until then a reader can finish with an older manifest.
 """
@@ -28,6 +29,7 @@ from rowhaul.export.manifest import README_FILE
 from rowhaul.export.serving.folder import model_facts, unknown_ids
 from rowhaul.export.serving.readme import readme
 from rowhaul.export.serving.row_file import UnknownIds, write_row_file
+from rowhaul.publishing.folder_lock import FolderLock, check_free
 from rowhaul.publishing.graphs import GraphWriter
 from rowhaul.serve.deltas import DELTA_FILE, DELTA_FORMAT, DELTA_VERSION, DeltaName, Moment, Published
 from rowhaul.serve.files import ServedFile
@@ -61,7 +63,7 @@ class PublishedFolder:
         graphs: writes its graph.
 
     Raises:
-        ConfigError: the folder belongs to another run, or holds something else.
+        ConfigError: the folder belongs to another run, holds something else, or is in use.
     """
 
     def __init__(self, path: Path, run: str, trainer: Trainer, graphs: GraphWriter) -> None:
@@ -71,7 +73,10 @@ class PublishedFolder:
         self._lock = threading.Lock()  # between the threads that write deltas and a new base
         self._unnamed: dict[str, float] = {}  # folders that the manifest does not name, and since when
         self._writing: set[str] = set()
-        self.manifest = existing(path, run)
+        existing(path, run)  # or raises
+        path.mkdir(parents=True, exist_ok=True)
+        self._held = FolderLock.of(path)  # until the object is freed
+        self.manifest = existing(path, run)  # now that nobody else writes it
 
     @property
     def published(self) -> Published | None:
@@ -251,7 +256,7 @@ def existing(path: Path, run: str) -> dict[str, Any] | None:
     """Return the manifest of what a run has published in a folder; None: nothing yet.
 
     Raises:
-        ConfigError: the folder belongs to another run, or holds something else.
+        ConfigError: the folder belongs to another run, holds something else, or is in use.
     """
     if not path.exists() or (path.is_dir() and not (path / MANIFEST_FILE).exists()):
         left = (one.name for one in path.iterdir()) if path.exists() else ()
@@ -267,8 +272,9 @@ def existing(path: Path, run: str) -> dict[str, Any] | None:
         by = "was exported" if about is None else "is published by another run"
         raise ConfigError(
             f"publish.to: the model in {path} {by}; choose another folder, or remove it. Only the run that "
-            "began a folder goes on with it (--resume)"
+            "began a folder goes on with it (--resume); a run made by ckpt convert or merge is another one"
         )
+    check_free(path)
     return manifest
 
 

@@ -29,18 +29,16 @@ from rowhaul.export.serving.folder import check_servable
 from rowhaul.nn.local_rows import LocalRows
 from rowhaul.publishing import compaction
 from rowhaul.publishing.changed_rows import Changes, changed_rows, served
-from rowhaul.publishing.difference import difference, newest_rows
+from rowhaul.publishing.difference import can_follow, difference, newest_rows
 from rowhaul.publishing.folder import PublishedFolder, State, existing
 from rowhaul.publishing.graphs import GraphWriter
 from rowhaul.serve.deltas import Moment
 from rowhaul.store.row_format import format_of
 from rowhaul.store.served_rows import ServedRows
 from rowhaul.store.whole_rows import WholeRows
-from rowhaul.train.run_folder import PUBLISH_FILE
+from rowhaul.train.run_folder import PUBLISH_FILE, PUBLISHED_BY
 from rowhaul.train.save_thread import Pacer, SaveThread
 from rowhaul.train.trainer import Trainer, make_model
-
-RUN_FACT = "published_by"  # of a checkpoint
 
 Done = Callable[[Exception | None], None]
 
@@ -87,16 +85,16 @@ class Publisher:
         self._writing = SaveThread(nice=0)  # servers wait for what it writes
         self._compacting = SaveThread()
         self._trouble: Exception | None = None  # of a compaction
-        self._is_intact = True  # what was published before
+        self._can_follow = True  # what was published before
         self._current = self._continue(reader)  # whether the newest version is what the run knows
-        if self._folder.published is None or not self._is_intact:
+        if self._folder.published is None or not self._can_follow:
             self._folder.write_base(self._all_rows(reader), state_of(trainer, None), uncounted())
             self._current = True
 
     @property
     def facts(self) -> dict[str, Any]:
         """What checkpoints of the run say, so that it goes on with the folder when it resumes."""
-        return {RUN_FACT: self._run}
+        return {PUBLISHED_BY: self._run}
 
     @property
     def is_free(self) -> bool:
@@ -174,10 +172,14 @@ class Publisher:
         try:
             base, overlay = newest_rows(self._folder)
         except CheckpointError:
-            self._is_intact = False
+            self._can_follow = False
+            return False
+        saved = self._all_rows(reader)
+        if not can_follow(base, saved):
+            self._can_follow = False
             return False
         names, is_current = self._source.table_names(), self._folder.published.newest_step == self._since
-        for table, rows in self._all_rows(reader).items():
+        for table, rows in saved.items():
             differs = difference(base, overlay, table, rows)
             deleted = [] if differs.deleted is None else [differs.deleted]
             keys = np.concatenate([*differs.key_blocks(), *deleted])
@@ -212,8 +214,8 @@ def check_folder(path: Path, folder: Path | None, reader: CheckpointReader | Non
 
 
 def _known_name(folder: Path | None, reader: CheckpointReader | None) -> str:
-    if reader is not None and RUN_FACT in reader.facts:
-        return str(reader.facts[RUN_FACT])
+    if reader is not None and PUBLISHED_BY in reader.facts:
+        return str(reader.facts[PUBLISHED_BY])
     path = None if folder is None else folder / PUBLISH_FILE
     if path is None or not path.is_file():
         return ""

@@ -40,6 +40,7 @@ CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PUBLISH_FILE = "publish.json"
+PUBLISHED_BY = "published_by"  # a fact of checkpoints: the name that published versions know the run by
 NOTHING_SAVED = "no checkpoint was saved yet: starting anew"  # the note of a run that resumes from nothing
 PROBE = ".rowhaul-probe"  # written to see whether checkpoints can be
 _BEGUN_WITH = {DATA_FILE, SCHEMA_FILE, CONFIG_FILE}  # written anew whenever a run begins or resumes
@@ -219,6 +220,11 @@ def _check_same(
 def run_facts(config: TrainConfig, schema: Schema) -> dict[str, Any]:
     """Return what a checkpoint says of its run, so that it can be used without the run's folder."""
     return {_CONFIG: config.to_dict(), _SCHEMA: schema.to_dict()}
+
+
+def facts_for_another_run(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint says that is true of a run made of it, too: that one has published nothing."""
+    return {name: fact for name, fact in facts.items() if name != PUBLISHED_BY}
 
 
 def saved_settings(reader: CheckpointReader) -> tuple[TrainConfig, Schema] | None:

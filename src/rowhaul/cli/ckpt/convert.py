@@ -26,14 +26,15 @@ def convert(
 
     from rowhaul.checkpoint import as_place
     from rowhaul.checkpoint.converting import convert as convert_checkpoint
-    from rowhaul.train.run_folder import open_saved, run_facts, saved_settings
+    from rowhaul.train.run_folder import facts_for_another_run, open_saved, run_facts, saved_settings
 
     reader, place = open_saved(path), as_place(out)
-    settings, facts, seed = saved_settings(reader), None, 0
+    settings, seed = saved_settings(reader), 0
+    facts = facts_for_another_run(reader.facts)
     config = None
     if settings is not None:
         config = replace(settings[0], row_dtype=row_dtype)  # complains before anything is written
-        facts, seed = {**reader.facts, **run_facts(config, settings[1])}, config.seed
+        facts, seed = {**facts, **run_facts(config, settings[1])}, config.seed
     with progress_bar("converting", "nothing was written") as progress:
         made = into_folder(
             reader,

@@ -60,10 +60,11 @@ def merge_into_folder(sources: Sequence[CheckpointReader], to: Place, progress: 
 
     from rowhaul.checkpoint.merging import main_source
     from rowhaul.checkpoint.merging import merge as merge_checkpoints
+    from rowhaul.train.run_folder import facts_for_another_run
 
-    merged, path = into_folder(
-        main_source(sources), to, lambda place: merge_checkpoints(sources, place, progress)
-    )
+    main = main_source(sources)  # whose facts the result gets
+    main.facts = facts_for_another_run(main.facts)
+    merged, path = into_folder(main, to, lambda place: merge_checkpoints(sources, place, progress))
     return replace(merged, path=path)
 
 

@@ -30,6 +30,7 @@ from rowhaul.store.row_format import format_of
 from rowhaul.store.whole_rows import WholeRows
 from rowhaul.train.distributed.beside_training import BesideTraining
 from rowhaul.train.distributed.training import DistributedTraining
+from rowhaul.train.run_folder import PUBLISHED_BY
 from rowhaul.train.save_thread import Pacer, SaveCancelledError, SaveThread
 from rowhaul.train.session import Saved
 from rowhaul.train.trainer import Trainer, make_model
@@ -90,12 +91,12 @@ class ClusterPublisher:
         from rowhaul.publishing.folder import PublishedFolder
         from rowhaul.publishing.from_checkpoint import publish_checkpoint
         from rowhaul.publishing.graphs import GraphWriter
-        from rowhaul.publishing.publisher import RUN_FACT, check_folder, run_name, uncounted
+        from rowhaul.publishing.publisher import check_folder, run_name, uncounted
 
         trainer, settings = self._trainer, self._trainer.config.publish
         check_folder(self._path, run_folder, reader)
         run = run_name(run_folder, reader)
-        self.facts = {RUN_FACT: run}
+        self.facts = {PUBLISHED_BY: run}
         with torch.random.fork_rng(devices=[]):
             model = make_model(replace(trainer.config, device="cpu", device_memory=""), trainer.schema)
             graphs = GraphWriter.exported(model, settings.kinds)
