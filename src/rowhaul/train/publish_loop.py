@@ -42,9 +42,9 @@ class Publishing:
         step, every = self._session.trainer.step, self.pace.steps
         by_step = bool(every) and step % every == 0
         if self._is_used and (by_step or self._session.publish_due) and step != self._asked_step:
-            asked = time.monotonic()
+            asked, self._asked_step = time.monotonic(), step  # on all ranks, whether or not it can begin
             if self._session.publish_beside(partial(self._end, step), waits=by_step):
-                self._asked_at, self._asked_step = asked, step
+                self._asked_at = asked
         self.tell_outcomes()
 
     def scored(self, step: int, values: ProgressiveValues) -> None:
