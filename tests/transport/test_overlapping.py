@@ -195,3 +195,18 @@ def test_hooks_are_removed() -> None:
     assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
     with pytest.raises(ConfigError, match="dense_wire must be float32 or bfloat16, got 'int8'"):
         wire_type("int8")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "message"),
+    [
+        ((torch.float32, torch.float64), "convert the model to one type"),
+        (
+            (torch.bfloat16, torch.bfloat16),
+            "keep them in float32, and compute in bfloat16 under torch.autocast",
+        ),
+    ],
+)
+def test_types_that_cannot_be_summed_are_refused(dtypes, message):
+    with pytest.raises(ConfigError, match=message):
+        DenseGradients([torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in dtypes])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import xxhash
 from torch import nn
@@ -329,6 +328,7 @@ def _facts(cluster: Cluster, model: nn.Module, settings: ScheduleSettings, layou
     digest = xxhash.xxh3_64()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).tobytes())
+        values = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(values.view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
     described = {f"setting {name}": text for name, text in settings.describe().items()}
     return {**described, "tables": layout, "dense weights (seed them alike)": digest.hexdigest()}

@@ -78,6 +78,11 @@ class DenseGradients:
                 f"the dense parameters have types {sorted(map(str, dtypes))}, but their gradients are summed "
                 "in one buffer: convert the model to one type"
             )
+        if torch.bfloat16 in dtypes:
+            raise ConfigError(
+                "the dense parameters are bfloat16, whose sums over workers would not be exact: keep them in "
+                "float32, and compute in bfloat16 under torch.autocast"
+            )
 
     def begin(self, num_replicated: int = 0, row_dtype: torch.dtype = torch.float32) -> SharedGradients:
         """Return memory for an iteration, with room for the gradients of replicated rows."""
