@@ -105,6 +105,13 @@ def test_advice_rests_on_what_was_counted():
     assert "take 24 ms an iteration; one alone would take up to 27 ms" in text  # three times 9 ms
 
 
+def test_what_the_run_refuses_is_not_advised():
+    detail = explained(30).detail(30)
+    said = {one.what for one in advise(Findings(detail))}
+    refusing = {one.what for one in advise(Findings({**detail, "refused": ["--prune", "--row-dtype"]}))}
+    assert said - refusing == {"pruning", "rows in half precision"}
+
+
 def test_one_machine_is_advised_where_it_is_faster():
     account = explained(30)
     for one in account.reports[:3]:

@@ -177,6 +177,16 @@ def test_a_small_memory_forgets_rows_and_still_counts_every_byte():
     assert first >= whole.by_kind()[:, Reason.FIRST_USE, 0].sum()
 
 
+def test_rows_that_policies_drop_are_not_counted_as_forgotten():
+    policy = RowPolicy(ttl=2)
+    traffic = Traffic(6, range(TABLES))
+    for plan in plans(40, policies=(policy,) * TABLES):
+        traffic.add(plan)
+        assert traffic.num_remembered == (traffic._entries["table"] >= 0).sum()
+    assert traffic.num_forgotten == 0
+    assert (traffic._names == 1).any()  # places of rows that were dropped
+
+
 def test_growing_loses_nothing():
     found = list(plans(40))
     at_once, grown = Traffic(6, range(TABLES)), Traffic(6, range(TABLES))

@@ -132,6 +132,33 @@ def test_an_unfinished_run_shows_what_there_is(tmp_path):
     assert "loss" in page.plots
 
 
+def test_a_run_that_went_on_without_explain_has_finished(tmp_path):
+    folder = write_run(tmp_path / "run", final=False)
+    with (folder / "metrics.jsonl").open("a") as lines:
+        line = {"kind": "train", "step": 60, "loss": 0.1, "samples_per_second": 1.0, "samples": 1440}
+        lines.write(json.dumps(line) + "\n")
+    run = read_run(folder)
+    assert run.is_finished
+    assert missing(run) == [
+        "Tables and advice are of the time to step 30: later steps were trained without --explain."
+    ]
+    page_of(folder)
+
+
+def test_a_run_that_went_on_with_more_ranks_is_drawn_from_there(tmp_path):
+    folder = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "explain.jsonl").read_text().splitlines()]
+    before = {**lines[0], "step": 15, "samples": [12, 12], "ranks": lines[0]["ranks"][:2]}
+    lines[1]["first_step"] = 15
+    (folder / "explain.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (before, *lines)))
+    run = read_run(folder)
+    for figure in (plots.shares(run), plots.composition(run)):
+        (axis,) = figure.axes
+        assert max(line.get_xdata().max() for line in axis.lines) == 30 if axis.lines else True
+    assert [one["step"] for one in run.latest_intervals] == [30]
+    page_of(folder)
+
+
 def test_a_run_with_one_line_can_be_drawn(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -39,9 +39,9 @@ class RunFacts:
     cache_capacity: int  # of all workers together
     cache_unit: str  # rows or bytes
     first_step: int
-    pruned: bool = False
     hot_rows: int = 0
     exact_dense_sum: bool = True  # its gradients travel as they are
+    refused: Sequence[str] = ()  # options that the run's other settings do not go together with
 
 
 class Account:

@@ -174,6 +174,8 @@ class Explainer:
 
     def _report(self, with_spans: bool) -> RankReport:
         recorder, sent = self._recorder, self._sent()
+        if not recorder.counts:  # what the first iterations send is not counted
+            sent = self._sent_before
         spans = []
         if with_spans:
             since = self._begins[0] if self._begins else 0.0

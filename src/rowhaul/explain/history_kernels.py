@@ -140,9 +140,9 @@ def count_plan(
 
     ``by_link`` is links x kinds x reasons x (rows, bytes), ``by_table`` the same of tables, and ``repulled``
     distances x (rows, bytes): evicted rows that came back, and what that and their eviction moved.
-    Returns how many rows were new, and how many were forgotten for them.
+    Returns how many more rows are remembered, and how many were forgotten for new ones.
     """
-    new, forgotten = 0, 0
+    more, forgotten = 0, 0
     places = np.empty(len(keys), np.int64)
     row_names = np.empty(len(keys), np.uint64)
     names_address, entries_address = np.int64(names.ctypes.data), np.int64(entries.ctypes.data)
@@ -156,7 +156,7 @@ def count_plan(
         if outcome == 2:
             forgotten += 1
             entries[places[r]].touched = iteration  # rows of this batch are not forgotten for each other
-        new += outcome == 1
+        more += outcome == 1
     for m in range(len(kind)):
         row = move_rows[m] if len(move_rows) else np.int32(-1)
         place = places[row] if row >= 0 else find(names, name_of(move_table[m], move_key[m]))
@@ -225,4 +225,5 @@ def count_plan(
         if place >= 0:
             names[place] = _LEFT
             entries[place].table = -1
-    return new, forgotten
+            more -= 1
+    return more, forgotten

@@ -54,7 +54,7 @@ class Traffic:
         """Count an iteration."""
         self._make_room(len(plan.keys))
         moves = plan.moves
-        new, forgotten = count_plan(
+        more, forgotten = count_plan(
             self._names, self._entries, plan.iteration, plan.states, plan.trainers, plan.tables, plan.keys,
             moves.kind, moves.payload, moves.table, moves.key, moves.source, moves.target, moves.num_bytes,
             moves.after, _NO_ROWS if plan.move_rows is None else plan.move_rows,
@@ -64,7 +64,7 @@ class Traffic:
             self._table_of, self.num_ranks, self.num_evictions,
             self.by_link, self.by_table, self.of_link_and_table, self.repulled,
         )  # fmt: skip
-        self.num_remembered += new
+        self.num_remembered += more
         self.num_forgotten += forgotten
         self.iterations += 1
         self.all_reduce_rows += plan.all_reduce_rows

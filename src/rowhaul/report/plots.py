@@ -83,7 +83,7 @@ def hit_ratio(run: RunRecord) -> Figure | None:
 
 def shares(run: RunRecord) -> Figure | None:
     """The share of the samples that each worker trains."""
-    lines = [line for line in run.intervals if sum(line.get("samples", ()))]
+    lines = [line for line in run.latest_intervals if sum(line.get("samples", ()))]
     if not lines or run.findings is None:
         return None
     workers = run.findings.num_workers
@@ -103,7 +103,7 @@ def composition(run: RunRecord) -> Figure | None:
     workers = run.findings.num_workers if run.findings is not None else 1
     steps: list[float] = []
     parts: dict[str, list[float]] = {name: [] for name in PARTS}
-    for line in run.intervals:
+    for line in run.latest_intervals:
         ranks = [one for one in line["ranks"][:workers] if one["iterations"] > 0]
         if ranks:
             steps = steps or [line["step"] - ranks[0]["iterations"]]  # where the first interval begins

@@ -42,6 +42,14 @@ class RunRecord:
         return [line for line in self.explained if line["kind"] == "interval"]
 
     @cached_property
+    def latest_intervals(self) -> list[Line]:
+        """Those of the process that the findings are of: a run may be resumed on another number of ranks."""
+        if self.findings is None:
+            return self.intervals
+        first, ranks = self.findings.detail["first_step"], len(self.findings.roles)
+        return [one for one in self.intervals if one["step"] > first and len(one["ranks"]) == ranks]
+
+    @cached_property
     def timeline(self) -> Line | None:
         """The latest timeline."""
         return self._latest("timeline")
@@ -68,9 +76,14 @@ class RunRecord:
     @property
     def is_finished(self) -> bool:
         """Whether the run has come to an end, as far as its folder shows."""
-        if self.detail is not None and not self.is_open:
+        if self.detail is not None and not self.is_open and self.explained_step == self.step:
             return bool(self.detail["final"])
         return not self.is_open
+
+    @property
+    def explained_step(self) -> int:
+        """The last step that was explained: of a run resumed without `--explain` not the last of all."""
+        return max((int(line["step"]) for line in self.explained), default=0)
 
 
 def read_run(folder: Path) -> RunRecord:

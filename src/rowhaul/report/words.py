@@ -94,6 +94,11 @@ def missing(run: RunRecord) -> list[str]:
             "timeline, nothing on who waited for whom, why rows moved and what would help. Train with "
             "--explain to see it."
         )
+    elif run.explained_step < run.step:
+        said.append(
+            f"Tables and advice are of the time to step {run.explained_step:,}: later steps were trained "
+            "without --explain."
+        )
     elif run.findings is not None and run.findings.detail["first_step"]:
         first = run.findings.detail["first_step"]
         said.append(f"Tables and advice are of the time since the run was resumed after step {first:,}.")

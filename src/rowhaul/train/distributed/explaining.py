@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rowhaul.cluster.cluster import Cluster
+from rowhaul.errors import ConfigError
 from rowhaul.explain.account import RunFacts
 from rowhaul.explain.explainer import Explainer
+from rowhaul.pruning.config import PruneConfig
+from rowhaul.store.packing import PLAIN
+from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.trainer import Trainer
 from rowhaul.transport.dense.overlapping import EXACT_WIRE
@@ -38,7 +44,25 @@ def _explained_facts(cluster: Cluster, training: DistributedTraining, trainer: T
         cache_capacity=int(settings.cache.capacities(workers).sum()),
         cache_unit=settings.cache.unit,
         first_step=trainer.step,
-        pruned=parts > 1,
         exact_dense_sum=trainer.config.cluster.dense_wire == EXACT_WIRE,
         hot_rows=0 if settings.hot is None else len(settings.hot),
+        refused=_refused(trainer.config),
     )
+
+
+def _refused(config: TrainConfig) -> list[str]:
+    """Return options that may help a run, but not beside its other settings."""
+    refused = [] if config.held_in == PLAIN else ["--row-dtype"]
+    changes: dict[str, Callable[[], TrainConfig]] = {
+        "--hot": lambda: replace(config, cluster=replace(config.cluster, hot_rows=1)),
+        "--prune": lambda: replace(config, prune=PruneConfig(ratio="0.5")),
+        "--row-dtype": lambda: replace(config, row_dtype="bfloat16"),
+    }
+    for option, change in changes.items():
+        try:
+            change()
+        except ConfigError:
+            refused.append(option)
+    if config.prune.is_used:
+        refused.append("--prune")
+    return refused
