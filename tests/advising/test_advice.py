@@ -64,6 +64,15 @@ def test_memory_decides_where_one_machine_has_too_little():
     assert advise(predictions, LINKS, lambda one: False).text.startswith("not even 2 machines")
 
 
+def test_memory_is_named_where_it_keeps_more_machines_from_being_taken():
+    advice = advise([alone(), several(2, 0.05, 0.005)], LINKS, lambda one: one.machines == 1)
+    assert advice.machines == 1
+    assert advice.text == (
+        "stay with one machine: two would reach 1.8 times its speed, but do not have the memory: a smaller "
+        "--cache may help"
+    )
+
+
 def test_links_that_differ_are_named_by_how_many_times_as_fast_they_have_to_be():
     fast, slow = Link(1e9 / 8), Link(100e6 / 8)
     predictions = [alone(), several(2, 0.06, 0.05), several(4, 0.04, 5.0)]

@@ -77,6 +77,19 @@ def test_what_does_not_fit_is_refused_with_what_would_help(size):
     assert json.loads(out)["fits"] is False
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("--row-dtype", "int8"),  # wants rows of two values or more
+        ("--prune", "50%"),  # and pieces of rows a value each
+        ("--device", "cuda", "--device-memory", "1GiB"),  # which machines beside others do not have
+    ],
+)
+def test_what_other_settings_refuse_is_not_suggested(settings, size):
+    code, out, err = size("--memory", "1MiB", *settings)
+    assert (code, "it does not fit" in out) == (1, True), err
+
+
 @pytest.mark.slow
 def test_a_cluster_is_told_rank_by_rank(size):
     code, out, _ = size("--workers", "2", "--stores", "2", "--cache", "1000", "--machines", "2", "--json")

@@ -58,11 +58,10 @@ def advise(
             return Advice(1, f"one machine: {best.seconds * 1e3:.3g} ms a step")
         other = min((best_of(predictions, count) for count in more), key=lambda one: one.seconds)
         ratio = alone.seconds / other.seconds
-        return Advice(
-            1,
-            f"stay with one machine: {_number(other.machines)} would reach {ratio:.2g} times its speed"
-            + _when_it_helps(predictions, alone, more, links),
-        )
+        text = f"stay with one machine: {_number(other.machines)} would reach {ratio:.2g} times its speed"
+        if other.seconds * WORTH < alone.seconds:  # they were not chosen, so they do not fit
+            return Advice(1, text + ", but do not have the memory: a smaller --cache may help")
+        return Advice(1, text + _when_it_helps(predictions, alone, more, links))
     if roomy[0] > 1:
         reason = "one machine does not have the memory"
         return Advice(chosen, f"take {_number(chosen)} machines, with {best.name}: {reason}")

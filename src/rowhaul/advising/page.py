@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from rowhaul._page import COLOURS, GRID, drawn, page
@@ -66,7 +67,7 @@ def _by_machines(results: Results) -> Figure:
         ways[one.name].append(one)
 
     def draw(axis: Axes) -> None:
-        for (name, points), colour in zip(ways.items(), COLOURS, strict=False):
+        for (name, points), colour in zip(ways.items(), cycle(COLOURS), strict=False):
             speeds = [results.samples_per_second(one) for one in points]
             axis.plot([one.machines for one in points], speeds, marker="o", color=colour, label=name)
         axis.set_xticks(sorted({one.machines for one in results.predictions}))
@@ -84,7 +85,7 @@ def _by_speed(results: Results) -> Figure:
         ways[one.machines].append(one.at_speed)
 
     def draw(axis: Axes) -> None:
-        for (machines, seconds), colour in zip(ways.items(), COLOURS, strict=False):
+        for (machines, seconds), colour in zip(ways.items(), cycle(COLOURS), strict=False):
             # As the advice does: on links of other speeds another dispatcher may be the quickest.
             speeds = [results.batch_size / min(some) for some in zip(*seconds, strict=True)]
             name = f"{machines} machines, at their quickest"

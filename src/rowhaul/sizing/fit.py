@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from rowhaul.errors import ConfigError
@@ -38,11 +39,18 @@ def suggestions(run: Run, memory: int, model_of: Callable[[int], ModelSize]) -> 
         _fewer_rows(run),
         _pruned(run),
     )
-    for changes in ways:  # the smallest change first
+    for changes in ways:
+        if (found := _smallest(changes, memory)) is not None:
+            yield found
+
+
+def _smallest(changes: Iterator[_Change], memory: int) -> Suggestion | None:
+    """The first change that is enough, if any is; the run's other settings may refuse some, and end it."""
+    with suppress(ConfigError):
         for setting, value, text, changed in changes:
             if (needed := changed.estimate().needed) <= memory:
-                yield Suggestion(setting, value, needed, text)
-                break
+                return Suggestion(setting, value, needed, text)
+    return None
 
 
 def _less_state(run: Run) -> Iterator[_Change]:
@@ -81,14 +89,11 @@ def _fewer_rows(run: Run) -> Iterator[_Change]:
 
 
 def _pruned(run: Run) -> Iterator[_Change]:
-    """Prune, where nothing is pruned yet, and nothing in the configuration speaks against it."""
+    """Prune, where nothing is pruned yet."""
     if run.format.name != run.unpruned.format.name:
         return
     chunks = min(CHUNKS, run.shape.dim)
     for ratio in PRUNED:
-        try:
-            config = replace(run.config, prune=PruneConfig(ratio=str(ratio), chunks=chunks))
-        except ConfigError:  # policies of tables, for instance
-            return
+        config = replace(run.config, prune=PruneConfig(ratio=str(ratio), chunks=chunks))
         text = f"pruning {ratio:.0%} of the values (--prune {ratio:.0%}), rows in {chunks} pieces"
         yield "prune", f"{ratio:g}", text, replace(run, config=config)

@@ -106,14 +106,14 @@ class _Task:
         configs = [self.config]
         if self.config.prune.is_used:
             configs.insert(0, replace(self.config, prune=UNPRUNED))
-        traces = [Trace.read(config, self.schema, self.data, batches) for config in configs]
-        costs = self._costs(compute, batches)
-        predictions = self._predict(traces, counts, dispatchers, hot_rows, costs)
-        needed = {
+        needed = {  # first, for it looks at what this process holds: traces and measurements would count
             (count, bool(pruned)): bytes_needed
             for pruned, config in enumerate(configs)
             for count, bytes_needed in self._memory(config, counts).items()
         }
+        traces = [Trace.read(config, self.schema, self.data, batches) for config in configs]
+        costs = self._costs(compute, batches)
+        predictions = self._predict(traces, counts, dispatchers, hot_rows, costs)
         available = machine_memory(memory)
         trace = traces[0]
         results = Results(
