@@ -1,8 +1,10 @@
 """Indexes of item vectors against comparing all, and what they refuse."""
 
 import json
+import shutil
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -88,3 +90,15 @@ def test_refusals_say_what_to_change(tmp_path):
     (tmp_path / "items" / "index.json").write_text(json.dumps({"kind": "exact"}))
     with pytest.raises(DataError, match="is no index of items"):
         ItemIndex.read(tmp_path / "items")
+
+
+def test_items_that_are_not_those_of_the_index_are_refused(tmp_path):
+    pytest.importorskip("faiss", reason="FAISS is not installed (extra retrieval)")
+    for name, count in (("few", 4), ("many", 9)):
+        write_index(tmp_path / name, np.arange(count), clustered(count), "flat")
+    shutil.copy(tmp_path / "many" / "index.faiss", tmp_path / "few")
+    with pytest.raises(DataError, match=r"has 9 items, and items.parquet beside it 4; write the index again"):
+        ItemIndex.read(tmp_path / "few")
+    pq.write_table(pa.table({"key": [1]}), tmp_path / "many" / "items.parquet")
+    with pytest.raises(DataError, match="is no index of items"):
+        ItemIndex.read(tmp_path / "many")

@@ -65,12 +65,18 @@ class ItemIndex:
         try:
             facts = IndexFacts(**json.loads((path / FACTS_FILE).read_text(encoding="utf-8")))
             table = pq.read_table(path / ITEMS_FILE)
-        except (OSError, ValueError, TypeError, pa.ArrowException) as error:
+            keys = table["key"].to_numpy()
+            vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            vectors = np.ascontiguousarray(vectors.reshape(len(keys), facts.size))
+        except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
             raise DataError(f"{path} is no index of items: {error}; write one with `rowhaul index`") from None
-        keys = table["key"].to_numpy()
-        vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        vectors = np.ascontiguousarray(vectors.reshape(len(keys), facts.size))
-        return cls(facts, keys, vectors, _searcher(path, facts.kind))
+        searcher = _searcher(path, facts.kind)
+        if searcher is not None and searcher.ntotal != len(keys):
+            raise DataError(
+                f"{path / INDEX_FILE} has {searcher.ntotal:,} items, and {ITEMS_FILE} beside it "
+                f"{len(keys):,}; write the index again with `rowhaul index`"
+            )
+        return cls(facts, keys, vectors, searcher)
 
     def search(self, users: Floats, k: int = 100) -> tuple[Int64s, Floats]:
         """Keys of the ``k`` best items of each user (users x k), best first, and their products.
