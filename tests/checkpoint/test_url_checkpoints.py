@@ -128,6 +128,61 @@ def test_somebody_elses_safetensors_are_not_removed(root):
         write(place)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["mine.safetensors", "rows-backup.safetensors", "rows-0000.safetensors", "my-damaged-manifest.json"],
+)
+def test_files_beside_those_of_an_unfinished_checkpoint_are_not_removed(root, name):
+    filesystem, place = fsspec.filesystem("memory"), as_place(root) / "step-000000007"
+    for own in ("rows-0000-w0002-00001", "tensors-model", "layout-r0001-00000", "ledger-r0000", "schedule"):
+        filesystem.pipe(f"{place}/{own}.safetensors", b"half")
+    filesystem.pipe(f"{place}/{name}", b"of somebody else")
+    with pytest.raises(CheckpointError, match=f"holds '{name}', which is not of a"):
+        write(place)
+    remove_unfinished(root)
+    assert any(one.endswith(name) for one in names(str(place)))
+    filesystem.rm_file(f"{place}/{name}")
+    write(place)
+    assert not any("schedule" in one for one in names(root))
+
+
+def test_names_that_anybody_may_choose_count_only_beside_others_or_in_a_steps_folder(root):
+    for name in ("mine", "step-000000007"):
+        fsspec.filesystem("memory").pipe(f"{root}/{name}/schedule.safetensors", b"of somebody else")
+    with pytest.raises(CheckpointError, match=r"holds 'schedule\.safetensors'"):
+        prepare(as_place(root) / "mine")
+    remove_unfinished(root)
+    assert [one.rpartition("/")[0] for one in names(root)] == ["/bucket/run/mine"]
+
+
+@pytest.mark.parametrize("listing", ["without sizes", "none"])
+def test_storage_without_sizes_is_read(listing, root, monkeypatch):
+    """As a web server, which lists files without sizes, or none."""
+    path = f"{root}/step-000000010"
+    write(path)
+    files = type(fsspec.filesystem("memory"))
+    list_whole = files.ls
+
+    def ls(self, *arguments, **given):
+        found = list_whole(self, *arguments, **given) if listing != "none" else []
+        return [{**one, "size": None} for one in found]
+
+    monkeypatch.setattr(files, "ls", ls)
+    open_checkpoint(path).verify()
+    fsspec.filesystem("memory").rm_file(f"{path}/rows-0000-00000.safetensors")
+    with pytest.raises(DamagedCheckpointError, match=r"rows-0000-00000\.safetensors is missing"):
+        open_checkpoint(path).verify()
+
+
+def test_a_storage_that_sends_whole_files_is_read(root, monkeypatch):
+    reader = write(f"{root}/step-000000010")
+    files = type(fsspec.filesystem("memory"))
+    monkeypatch.setattr(
+        files, "cat_file", lambda self, path, start=None, end=None: self.store[path].getvalue()
+    )
+    assert find_rows(reader, "items", [7])[7].values.tolist() == [7.0, -7.0]
+
+
 def test_several_write_one_checkpoint(root):
     path = as_place(f"{root}/step-000000007")
     writers = [ShardWriter(prepare(path) if not rank else path, f"r{rank:04d}") for rank in range(2)]

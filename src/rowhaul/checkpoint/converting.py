@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rowhaul.checkpoint.location import Place
 from rowhaul.checkpoint.progress import Counter, Progress
@@ -43,7 +44,8 @@ def convert(
 
     Raises:
         ConfigError: an unknown type, or one that does not go with these rows.
-        CheckpointError: rows of a format that cannot be converted, or a damaged file; nothing is written.
+        CheckpointError: rows of a format that cannot be converted, a value too large for the type, or a
+            damaged file; nothing is written.
     """
     check_row_dtype(row_dtype)
     format = row_format("whole" if row_dtype == PLAIN else row_dtype)
@@ -86,5 +88,26 @@ def _converted(
     for keys, records in reader.rows(name):
         if packing is not None:
             rows = RowNames(np.zeros(len(keys), np.int64), keys)
-            records = packing.pack(records, rows, 0, seeds)
+            packed = packing.pack(records, rows, 0, seeds)
+            _check_held(reader, name, row_dtype, keys, records, packing.readable(packed))
+            records = packed
         yield format.encode(keys, records, table.dim)
+
+
+def _check_held(
+    reader: CheckpointReader,
+    name: str,
+    row_dtype: str,
+    keys: npt.NDArray[np.int64],
+    before: npt.NDArray[Any],
+    after: npt.NDArray[Any],
+) -> None:
+    """Refuse numbers that have become infinite."""
+    lost = np.argwhere(np.isfinite(before) & ~np.isfinite(after))
+    if len(lost):
+        row, column = lost[0]
+        why = ", which is beyond 65,504: use bfloat16" if row_dtype == "float16" else ": use float32"
+        raise CheckpointError(
+            f"{reader.path}: table {name!r}: {row_dtype} cannot hold the value {before[row, column]} of key "
+            f"{keys[row]}{why}"
+        )

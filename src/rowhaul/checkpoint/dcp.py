@@ -27,6 +27,7 @@ from rowhaul.checkpoint.shard import ShardWriter
 from rowhaul.errors import CheckpointError
 
 _MANIFEST, _TENSORS, _FILE = "manifest", "tensors-", ".safetensors"
+_ALWAYS = {"model", "dense-optimizer"}  # groups of every state; `save` keeps no trace of empty ones
 
 
 class StateShard(ShardWriter):
@@ -83,7 +84,7 @@ class DcpReader(CheckpointReader):
         described = json.loads(bytes(found.numpy().tobytes()))
         if (given := (described["format"], described["version"])) != (FORMAT, VERSION):
             raise CheckpointError(f"{path} is {given[0]} {given[1]}; this reads {FORMAT} {VERSION}")
-        names = sorted({name.partition(".")[0] for name in self._entries})
+        names = sorted({name.partition(".")[0] for name in self._entries} | _ALWAYS)
         self._describe(
             as_place(path),
             described["facts"],
@@ -98,7 +99,7 @@ class DcpReader(CheckpointReader):
         return TableEntry(**described, num_rows=num_rows, files=files)
 
     def tensors(self, group: str) -> dict[str, Tensor]:
-        """The tensors stored under a group's name."""
+        """The tensors stored under a group's name; none of a model or an optimizer that had none."""
         if group not in self.groups:
             raise CheckpointError(f"{self.path}: no tensors called {group!r}; there are {self.groups}")
         return self._inside(group)

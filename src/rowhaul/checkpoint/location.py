@@ -150,7 +150,7 @@ class Storage(ABC):
 
     @abstractmethod
     def sizes(self, folder: Any) -> dict[str, int]:
-        """List the sizes of the files in a folder, by name."""
+        """List the sizes of the files in a folder, by name; storage that lists none may leave files out."""
 
     @abstractmethod
     def is_file(self, path: Any) -> bool:

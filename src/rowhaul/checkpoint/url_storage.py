@@ -7,6 +7,7 @@ manifest is not complete; the next save removes it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,8 +17,11 @@ import fsspec
 from rowhaul.checkpoint.location import NewFile, OpenFile, Storage, Url
 from rowhaul.checkpoint.url_errors import explained
 
-_LEFTOVERS = ("tensors-", "rows-", "layout-", "ledger-", "damaged-")  # some of these are in every checkpoint
-_ENDINGS = (".safetensors", "damaged-manifest.json")  # of all files of unfinished and damaged ones
+_FILE_OF_CHECKPOINT = re.compile(
+    r"(tensors-.+|rows-\d{4,}-([rw]\d{4,}-)?\d{5,}|layout-[rw]\d{4,}-\d{5,}|ledger-[rw]\d{4,})\.safetensors"
+    r"|damaged-manifest\.json"
+)
+_PLAIN_NAMES = {f"{name}.safetensors" for name in ("schedule", "hot", "pruning", "utilities", "budget")}
 _HAVE_FOLDERS = {"sftp", "ssh", "ftp", "hdfs", "webhdfs", "smb"}  # that must exist before a file is written
 
 
@@ -33,15 +37,19 @@ class UrlStorage(Storage):
         return path
 
     def stranger(self, path: Url) -> str | None:
-        """Name what is no file of a checkpoint: unfinished ones are where they will be."""
+        """Name what is no file of a checkpoint: unfinished ones are where they will be.
+
+        Files whose names anybody might choose count only beside others, or in a folder for a step.
+        """
         own, found = str(path).rstrip("/").rpartition("/")[2], self._list(path)
         names = sorted(
             _last(one) for one in found if one["size"] or one["type"] == "directory" or _last(one) != own
         )  # some stores list a folder in itself, as an empty file
         folders = {_last(one) for one in found if one["type"] == "directory"}
-        if any(name.startswith(_LEFTOVERS) for name in names):
-            names = [name for name in names if name in folders or not name.endswith(_ENDINGS)]
-        return names[0] if names else None
+        leftovers = {name for name in names if _FILE_OF_CHECKPOINT.fullmatch(name)} - folders
+        if leftovers or own.startswith("step-"):
+            leftovers |= _PLAIN_NAMES - folders
+        return next((name for name in names if name not in leftovers), None)
 
     def begin(self, path: Url) -> None:
         """Remove what an interrupted save left."""
@@ -68,18 +76,20 @@ class UrlStorage(Storage):
         self._remove_file(path / manifest)
 
     def remove_leftovers(self, folder: Url, manifest: str) -> None:
-        """Remove checkpoints without a manifest."""
+        """Remove checkpoints without a manifest, but no folder that holds anything else."""
         for name in self.folders(folder):
-            if name.startswith("step-") and not self.is_file(folder / name / manifest):
-                self._remove_all(folder / name)
+            path = folder / name
+            if name.startswith("step-") and not self.is_file(path / manifest) and self.stranger(path) is None:
+                self._remove_all(path)
 
     def folders(self, folder: Url) -> list[str]:
         """List the folders in a folder."""
         return [_last(one) for one in self._list(folder) if one["type"] == "directory"]
 
     def sizes(self, folder: Url) -> dict[str, int]:
-        """List the files in a folder."""
-        return {_last(one): int(one["size"]) for one in self._list(folder) if one["type"] == "file"}
+        """List the files in a folder whose sizes the storage lists: a web server's pages have none."""
+        files = [one for one in self._list(folder) if one["type"] == "file"]
+        return {_last(one): int(one["size"]) for one in files if one["size"] is not None}
 
     def is_file(self, path: Url) -> bool:
         """Whether a file is there."""
@@ -194,5 +204,7 @@ class _OpenFile:
             return 0
         with explained(self._url):
             content = self._filesystem.cat_file(self._path, start=start, end=end)
+        if len(content) > end - start:  # a web server that does not know ranges sends the whole file
+            content = content[start:end]
         buffer[: len(content)] = content
         return len(content)
