@@ -15,6 +15,7 @@ from rowhaul.checkpoint import CheckpointWriter
 from rowhaul.database import DistributedEmbeddingDatabase, EmbeddingDatabase, TicketError
 from rowhaul.database.distributed.dividing import owners_of
 from rowhaul.errors import CheckpointError, ClusterError, ConfigError, DataError, UnknownKeyError
+from rowhaul.nn import EmbeddingBagConfig
 from rowhaul.optim import SGD
 from rowhaul.transport.in_process import InProcessNetwork
 
@@ -166,6 +167,22 @@ def test_ranks_with_other_settings_are_refused():
         list(pool.map(make, range(2)))
     with pytest.raises(ConfigError, match="init_process_group"):
         DistributedEmbeddingDatabase({"t": 4})
+
+
+def test_ranks_may_have_functions_of_their_own_for_first_values():
+    network = InProcessNetwork(2, timeout_seconds=10)
+
+    def work(rank):
+        def first_values(seed, keys):
+            return np.repeat(keys[:, None] + seed, 4, axis=1)
+
+        config = EmbeddingBagConfig(embedding_dim=4, name="t", feature_names=["f"], init_fn=first_values)
+        links = [network.links(rank) for _ in range(3)]
+        with DistributedEmbeddingDatabase([config], seed=3, links=links) as db:
+            return db.pull(db.prefetch([rank, 10, 20]))[:, 0].tolist()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, range(2))) == [[3, 13, 23], [4, 13, 23]]
 
 
 def mistakes(db, folder):

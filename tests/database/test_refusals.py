@@ -123,6 +123,21 @@ def test_a_gradient_that_changes_before_the_update_is_noticed(db):
     assert db.update() == 0
 
 
+def test_gradients_of_inference_mode_are_copied(db):
+    ticket = db.prefetch([1, 2], "t")
+    before = db.pull(ticket)
+    with torch.inference_mode():
+        gradient = torch.ones(2, 3)
+        db.push(ticket, gradient)
+        gradient.zero_()
+    other = db.prefetch([3], "u")
+    with torch.inference_mode():
+        twos = torch.full((1, 2), 2.0)
+    db.push(other, twos)
+    assert db.update() == 3
+    assert torch.allclose(db.pull(db.prefetch([1, 2], "t")), before - 0.1)
+
+
 def test_tickets_of_others_and_of_the_closed(db):
     with EmbeddingDatabase({"t": 3}) as other:
         ticket = other.prefetch([1])
@@ -167,6 +182,10 @@ def test_rates_and_outputs_that_cannot_be(db):
         ({"tables": {"": 3}}, "name"),
         ({"tables": [("a", 3)]}, "TableSpec or EmbeddingBagConfig"),
         ({"tables": [TableSpec("a", 3, 1, -1)]}, "between 1 and -1"),
+        (
+            {"tables": EmbeddingBagConfig(embedding_dim=3, name="a", feature_names=["f"], frozen=True)},
+            "table 'a' is frozen, but .* leave out frozen=True",
+        ),
         ({"tables": [TableSpec("a", 3, 0, 1)] * 2}, "two tables are called 'a'"),
         ({"tables": {"a": 3}, "optimizer": "sgdd"}, "unknown row optimizer 'sgdd'"),
         ({"tables": {"a": 3}, "optimizer": SGD(lr=1), "lr": 2}, "already has a learning rate"),
@@ -190,6 +209,16 @@ def test_tables_of_training_are_taken_as_they_are():
         rows = db.pull(db.prefetch(range(1000)))
         assert rows.dtype == torch.float64
         assert 0.08 < rows.abs().max() <= 0.1
+
+
+def test_rows_begin_as_the_tables_of_training_say():
+    def first_values(seed, keys):
+        return np.repeat(keys[:, None] + seed, 2, axis=1)
+
+    config = EmbeddingBagConfig(embedding_dim=2, name="t", feature_names=["f"], init_fn=first_values)
+    with EmbeddingDatabase([config], seed=5) as db:
+        assert db.pull(db.prefetch([1, -3])).tolist() == [[6, 6], [2, 2]]
+        assert db.snapshot().pull([9]).tolist() == [[14, 14]]
 
 
 def test_a_snapshot_inserts_nothing_and_knows_what_is_unknown(db):
@@ -225,6 +254,20 @@ def test_a_snapshot_closed_while_its_rows_are_written_says_so(db):
     snapshot.close()
     with pytest.raises(ConfigError, match="snapshot is closed"):
         next(blocks)
+
+
+def test_a_thread_cannot_delete_while_it_reads_a_snapshot(db):
+    snapshot = db.snapshot()
+    blocks = snapshot.blocks("t")
+    next(blocks)
+    for refused in (lambda: db.delete([1], "t"), lambda: next(snapshot.blocks("u"))):
+        with pytest.raises(ConfigError, match="snapshot are being read; finish or close the iterator first"):
+            refused()
+    assert len(db) == 3
+    blocks.close()
+    assert db.delete([1], "t") == 1
+    assert sum(len(keys) for keys, _ in snapshot.blocks("t")) == 2
+    assert db.delete([2], "t") == 1
 
 
 def write_checkpoint(path, facts, format="whole"):

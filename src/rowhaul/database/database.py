@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rowhaul.database.base import Database, MemoryReport, check_threads
@@ -127,13 +128,17 @@ class EmbeddingDatabase(Database):
         """Add the gradients of the vectors that `pull` returned to the next `update`.
 
         Gradients of one row are summed in the order of its keys. If every key appears once, the tensor itself
-        is kept: do not change it before the update, which would refuse it.
+        is kept: do not change it before the update, which would refuse it. Tensors of
+        ``torch.inference_mode()`` are copied.
         """
         rows = self._open_rows()
         found = self._current(rows, ticket)
         tensors = gradient_tensors(ticket.request, gradients, self._dims, self._dtype)
         pushed = []
         for read, tensor in zip(found, tensors, strict=True):
+            if tensor.is_inference():  # it has no version, so that changes to it would go unnoticed
+                with torch.inference_mode(False):
+                    tensor = tensor.clone()
             summed = row_gradients(read.vectors, tensor.numpy())
             given = Gradients(ticket.lease, read.group, read.table, read.vectors.locations, summed)
             pushed.append((given, tensor, tensor._version))

@@ -7,7 +7,6 @@ Locks are taken in the order deleting, structure, records.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from rowhaul.database.leases import Lease, Leases
 from rowhaul.database.settings import DatabaseSettings
-from rowhaul.database.threads import Pieces, SharedLock
+from rowhaul.database.threads import Pieces, RefusingLock, SharedLock
 from rowhaul.database.vectors import Floats, Gradients, Int64s, Vectors, read_vectors, sum_by_record
 from rowhaul.store.tables import TableGroup
 
@@ -100,7 +99,9 @@ class Rows:
             for position, spec in enumerate(specs):
                 self.places[spec.name] = Place(len(self.groups), position)
             self.groups.append(SharedTables(specs, settings.optimizer, settings.dtype, settings.seed))
-        self.deleting = threading.Lock()
+        self.deleting = RefusingLock(
+            "rows of this thread's snapshot are being read; finish or close the iterator first"
+        )
         self.structure, self.records = SharedLock(), SharedLock()
         self.leases = Leases(lambda group, records: self.groups[group].arena.release(records))
         self.num_steps = 0  # changes with the rows: read it with the lock of the records to have both agree
@@ -165,7 +166,11 @@ class Rows:
         return sum(len(records) for _, records, _ in sums)
 
     def delete(self, keys: Keys) -> int:
-        """Delete the rows of distinct keys; return how many existed."""
+        """Delete the rows of distinct keys; return how many existed.
+
+        Raises:
+            ConfigError: this thread is reading the blocks of a snapshot, and would wait for itself.
+        """
         index = self.groups[keys.group].index
         with self.deleting, self.structure.exclusive():
             locations, _ = index.find(keys.values, keys.starts)

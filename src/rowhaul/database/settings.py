@@ -77,8 +77,15 @@ def _spec(table: Any) -> TableSpec:
             'tables are {"name": dim}, or a list of TableSpec or EmbeddingBagConfig; '
             f"got {type(table).__name__} {table!r}"
         )
-    low, high = getattr(table, "initial_range", (-INITIAL_RANGE, INITIAL_RANGE))
-    return TableSpec(table.name, table.embedding_dim, low, high)
+    if getattr(table, "frozen", False):
+        raise ConfigError(
+            f"table {table.name!r} is frozen, but an embedding database trains all rows whose gradients are "
+            "pushed; leave out frozen=True, and push none of this table"
+        )
+    if not hasattr(table, "initial_range"):  # TorchRec's, whose init_fn fills a whole table
+        return TableSpec(table.name, table.embedding_dim, -INITIAL_RANGE, INITIAL_RANGE)
+    low, high = table.initial_range
+    return TableSpec(table.name, table.embedding_dim, low, high, getattr(table, "init_fn", None))
 
 
 def _check(spec: TableSpec) -> None:

@@ -83,7 +83,10 @@ class Snapshot:
         return request.result({part.table: pulled[part.table] for part in request.parts})
 
     def blocks(self, table: str) -> Generator[tuple[Int64s, Floats]]:
-        """All rows of a table as blocks of (keys, records); deletions wait until the generator ends."""
+        """All rows of a table as blocks of (keys, records); deletions wait until the generator ends.
+
+        The thread that reads them cannot delete, or read other blocks, before: it is refused.
+        """
         place = self._rows.places[self._rows.settings.table(table).name]
         with self._rows.structure.shared():
             self.check_open()

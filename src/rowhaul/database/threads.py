@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from rowhaul.errors import ConfigError
+
 _MIN_PIECE_BYTES = 1 << 20  # waking a thread takes as long as copying a part of this
 
 
@@ -53,6 +55,29 @@ class SharedLock:
             with self._changed:
                 self._is_written = False
                 self._changed.notify_all()
+
+
+class RefusingLock:
+    """Held by one thread, which is refused where it would wait for itself.
+
+    Args:
+        refusal: what the thread is told.
+    """
+
+    def __init__(self, refusal: str) -> None:
+        self._lock, self._refusal = threading.Lock(), refusal
+        self._holder: int | None = None
+
+    def __enter__(self) -> None:
+        own = threading.get_ident()
+        if self._holder == own:  # no other thread sets it to this
+            raise ConfigError(self._refusal)
+        self._lock.acquire()
+        self._holder = own
+
+    def __exit__(self, *error: object) -> None:
+        self._holder = None
+        self._lock.release()  # maybe in another thread, which has closed the holder's generator
 
 
 class Pieces:
