@@ -123,6 +123,8 @@ def test_steps_stay_in_float32(rule):
         (lambda: SGD(lr=-1), "lr must be a number of at least 0, got -1"),
         (lambda: Adagrad(lr=float("nan")), "got nan"),
         (lambda: Adam(lr=1, beta2=1.0), "below 1"),
+        (lambda: Adam(lr=1, beta2=0.99999999), "below 1 in float32, got 0.9 and 0.99999999"),
+        (lambda: Adam(lr=1, beta1=0.99999999), "below 1 in float32"),
         (lambda: RowwiseAdagrad(lr=1, eps=0.0), "eps must be above 0"),
         (lambda: Adagrad(lr=0.1, eps=1e-50), "eps must be above 0 in float32"),
     ],

@@ -168,8 +168,11 @@ class Adam(RowOptimizerRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_eps(self)
-        if max(self.beta1, self.beta2) >= 1:
-            raise ConfigError(f"adam: beta1 and beta2 must be below 1, got {self.beta1} and {self.beta2}")
+        if np.float32(max(self.beta1, self.beta2)) >= 1:  # the moments would stay zero
+            raise ConfigError(
+                f"adam: beta1 and beta2 must be below 1 in float32, got {self.beta1} and {self.beta2}; "
+                "use 0.9999999 at most"
+            )
 
     def state_width(self, dim: int) -> int:
         """Two moments for each value."""
