@@ -9,11 +9,16 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import ConfigError
+from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import Batch
+from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import TrainConfig, Trainer
+from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
 from rowhaul.train.finite import DivergedError
+from rowhaul.train.losses import LossConfig
+from rowhaul.train.publish_config import PublishConfig
+from rowhaul.train.stream_config import StreamConfig
 from rowhaul.train.trainer import rate_factor
 
 
@@ -188,6 +193,68 @@ def test_models_and_optimizers_that_do_not_exist_are_explained(config, message, 
     with pytest.raises(ConfigError) as error:
         Trainer(config, log_schema)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrainConfig(model="dlrm"), "TrainConfig: model must be of type ModelConfig, got 'dlrm'"),
+        (lambda: TrainConfig(rows="adagrad"), "rows must be of type OptimizerConfig, got 'adagrad'"),
+        (lambda: TrainConfig(cluster={"workers": 2}), "cluster must be of type ClusterConfig, got {"),
+        (lambda: TrainConfig(batch_size=10.5), "batch_size must be of type int, got 10.5"),
+        (lambda: TrainConfig(batch_size="10"), "batch_size must be of type int, got '10'"),
+        (lambda: TrainConfig(batch_size=True), "batch_size must be of type int, got True"),
+        (lambda: TrainConfig(seed=None), "seed must be of type int, got None"),
+        (lambda: TrainConfig(metrics="gauc"), "metrics must be of type list[str], got 'gauc'"),
+        (lambda: TrainConfig(tables=[]), "tables must be of type dict[str, typing.Any], got []"),
+        (
+            lambda: TrainConfig(checkpoint_every=1.5),
+            "checkpoint_every: '1.5' has no unit; write a time such as",
+        ),
+        (lambda: ModelConfig(embedding_dim="8"), "ModelConfig: embedding_dim must be of type int, got '8'"),
+        (lambda: OptimizerConfig("Adam", "0.1"), "OptimizerConfig: lr must be of type float, got '0.1'"),
+        (lambda: RateSchedule(warmup_steps="5"), "warmup_steps must be of type int, got '5'"),
+        (lambda: LossConfig(weights=[1]), "LossConfig: weights must be of type dict[str, typing.Any]"),
+        (lambda: ClusterConfig(workers="2"), "ClusterConfig: workers must be of type int, got '2'"),
+        (lambda: StreamConfig(follow="yes"), "StreamConfig: follow must be of type bool, got 'yes'"),
+        (lambda: PublishConfig(compact_after="9"), "compact_after must be of type int, got '9'"),
+        (lambda: PruneConfig(chunks="4"), "PruneConfig: chunks must be of type int, got '4'"),
+    ],
+)
+def test_settings_of_another_type_are_refused(make, message):
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert message in str(error.value)
+
+
+def test_paths_and_numbers_of_numpy_become_what_files_hold(tmp_path):
+    config = TrainConfig(
+        batch_size=np.int64(10),
+        epochs=2.0,
+        checkpoints=tmp_path / "c",
+        checkpoint_every=np.int64(3),
+        rows=OptimizerConfig("adagrad", np.float32(0.5)),
+        prune=PruneConfig(ratio=0.5),
+    )
+    assert (config.batch_size, config.epochs, config.rows.lr) == (10, 2, 0.5)
+    assert {type(one) for one in (config.batch_size, config.epochs, config.checkpoint_every)} == {int}
+    assert (config.checkpoints, config.prune.ratio) == (str(tmp_path / "c"), "0.5")
+    config.write(tmp_path / "config.yaml")
+    assert TrainConfig.read(tmp_path / "config.yaml") == config
+
+
+def test_a_device_may_be_named_and_a_schema_must_be_read(log_schema):
+    assert Trainer(TrainConfig(), log_schema, device="cpu").device == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"the schema is 'schema.yaml'.*Schema.read\(path\)"):
+        Trainer(TrainConfig(), "schema.yaml")
+
+
+@pytest.mark.parametrize("weights", [{}, {"click": 2.0}])
+def test_batches_without_labels_are_not_trained_on(weights, log_schema, log_folder):
+    trainer = Trainer(TrainConfig(loss=LossConfig(weights)), log_schema)
+    samples = next(iter(SampleStream(log_folder, log_schema, 10, require_label=False)))
+    with pytest.raises(DataError, match="training needs labels, and this batch has none"):
+        trainer.train_step(Batch.from_samples(samples))
 
 
 def test_a_configuration_survives_its_file(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rowhaul.errors import DataError
 from rowhaul.nn.batch import Batch
 
 Losses = Callable[[Tensor, Batch], Tensor]
@@ -31,10 +32,23 @@ def scale_of(losses: Losses, batch: Batch) -> float:
     return losses.scale(batch) if isinstance(losses, ScaledLosses) else 1.0
 
 
+def labels_of(batch: Batch) -> Tensor:
+    """Return the labels of a batch that is learned from.
+
+    Raises:
+        DataError: it has none.
+    """
+    if batch.labels is None:
+        raise DataError(
+            "training needs labels, and this batch has none; read the stream with require_label=True, or "
+            "give Batch(..., labels=...)"
+        )
+    return batch.labels
+
+
 def per_sample_loss(logits: Tensor, batch: Batch) -> Tensor:
     """Cross entropy of each sample; of several labels the sum over those that are not missing."""
-    assert batch.labels is not None
-    labels = batch.labels.to(logits.dtype)
+    labels = labels_of(batch).to(logits.dtype)
     if labels.dim() == 1:
         return binary_cross_entropy_with_logits(logits, labels, reduction="none")
     logits = logits.reshape(labels.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from rowhaul._field_types import check_fields
 from rowhaul._quantities import parse_bytes
 from rowhaul.budget import BudgetSettings
 from rowhaul.errors import ConfigError
@@ -52,6 +53,7 @@ class PruneConfig(PruneRules):
     narrowed_from: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.tail not in TAILS:
             raise ConfigError(f"prune.tail must be one of {', '.join(TAILS)}, got {self.tail!r}")
         if self.is_shared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rowhaul._field_types import check_fields
 from rowhaul._quantities import parse_bytes, parse_number
 from rowhaul.errors import ConfigError
 from rowhaul.schedule import (
@@ -98,6 +99,7 @@ class ClusterConfig:
     stacks: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.hot_is_auto:
             text = str(self.hot_rows).strip()
             if not text.isdecimal():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import yaml
 
+from rowhaul._field_types import check_fields
 from rowhaul._files import write_text
 from rowhaul._quantities import parse_bytes
 from rowhaul.checkpoint import as_place
@@ -65,6 +66,7 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         dim = self.embedding_dim
         _check(1 <= dim <= 1 << 16, "model.embedding_dim", "from 1 to 65536", dim)
         _check_options("model.options", self.options, reserved=())
@@ -79,6 +81,7 @@ class OptimizerConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_options(f"options of {self.name}", self.options, reserved=("lr",))
 
 
@@ -90,6 +93,7 @@ class RateSchedule:
     decay: str = "constant"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self.warmup_steps >= 0, "rates.warmup_steps", "at least 0", self.warmup_steps)
         _check_choice("rates.decay", self.decay, DECAYS)
 
@@ -171,6 +175,7 @@ class TrainConfig:
     monitoring: MonitoringConfig = UNMONITORED
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, least in _LEAST.items():
             _check(getattr(self, name) >= least, name, f"at least {least}", getattr(self, name))
         _check(self.threads <= 1024, "threads", "at most 1024", self.threads)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
+from rowhaul._field_types import check_fields
 from rowhaul._nearest import did_you_mean
 from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import Batch
 from rowhaul.nn.batch import Totals
-from rowhaul.nn.losses import per_sample_loss
+from rowhaul.nn.losses import labels_of, per_sample_loss
 from rowhaul.nn.models import RecommendationModel
 
 DIVISORS = ("batch", "labels", "weights")
@@ -40,6 +41,7 @@ class LossConfig:
     divide_by: str = "batch"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.divide_by not in DIVISORS:
             known = ", ".join(DIVISORS)
             raise ConfigError(f"loss.divide_by must be one of {known}, got {self.divide_by!r}")
@@ -85,10 +87,10 @@ class TaskLosses:
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return what `Batch.loss` takes."""
-        assert batch.labels is not None
+        given = labels_of(batch)
         if self._is_plain and self._kinds == ["binary"]:
             return per_sample_loss(logits, batch)
-        labels = self._model.targets(batch.labels.reshape(len(batch), -1)).to(logits.dtype)
+        labels = self._model.targets(given.reshape(len(batch), -1)).to(logits.dtype)
         logits = logits.reshape(labels.shape)
         total, batch = logits.new_zeros(len(batch)), self.counted(batch)
         for task, (kind, scale) in enumerate(zip(self._kinds, self._scales, strict=True)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rowhaul._field_types import check_fields
 from rowhaul.checkpoint.location import Url, as_place
 from rowhaul.errors import ConfigError
 from rowhaul.train.checkpoint_pace import Pace, pace_of
@@ -29,6 +30,7 @@ class PublishConfig:
     compact_after: int = 100
 
     def __post_init__(self) -> None:
+        check_fields(self)
         pace_of(self.every, "publish.every")  # or raises
         if isinstance(as_place(self.to), Url):
             raise ConfigError(

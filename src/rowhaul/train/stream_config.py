@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rowhaul._field_types import check_fields
 from rowhaul._quantities import parse_period
 from rowhaul.errors import ConfigError
 
@@ -24,6 +25,7 @@ class StreamConfig:
     stop_when_idle: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("max_wait", "stop_when_idle"):
             if getattr(self, name) and not self._seconds(name):
                 raise ConfigError(f"stream.{name} must be more than 0s, got {getattr(self, name)!r}")

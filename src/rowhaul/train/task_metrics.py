@@ -78,6 +78,7 @@ class TaskScores:
         self.name, self.is_binary = column.name, column.kind == "binary"
         self.scores = ScoreList(np.uint8 if self.is_binary else np.float32)
         self.grouped = GroupedScores() if ranking and self.is_binary else None
+        self._ranking = tuple(ranking)
         self.ranking = RankingSums(ranking)
 
     def add(
@@ -101,8 +102,9 @@ class TaskScores:
             self.grouped.add(groups[known], labels, scores)
 
     def rank_all(self) -> None:
-        """Measure all groups, where there are any."""
+        """Measure all groups added so far, where there are any."""
         if self.grouped is not None:
+            self.ranking = RankingSums(self._ranking)
             for number in range(BUCKETS):
                 self.ranking.add(self.grouped.bucket(number))
 

@@ -18,7 +18,7 @@ from rowhaul._id_kinds import HEX, INTEGER, TEXT, join_kinds
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.data.sources.live import LiveStream
-from rowhaul.data.stream import SampleStream
+from rowhaul.data.stream import SampleStream, check_schema
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import (
     Batch,
@@ -60,9 +60,10 @@ class Trainer:
         >>> trainer.evaluate(SampleStream("data/test/*.parquet", schema, batch_size=8192)).auc
     """
 
-    def __init__(self, config: TrainConfig, schema: Schema, device: torch.device | None = None) -> None:
+    def __init__(self, config: TrainConfig, schema: Schema, device: torch.device | str | None = None) -> None:
+        check_schema(schema)
         self.config, self.schema = config, schema
-        self.device = own_device(config.device) if device is None else device
+        self.device = device if isinstance(device, torch.device) else own_device(device or config.device)
         self.model = make_model(config, schema).to(self.device)
         self._losses = TaskLosses(schema, config.loss, self.model)
         self.rows = RowOptimizer(self.model)
