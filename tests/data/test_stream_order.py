@@ -170,3 +170,24 @@ def test_impossible_settings_are_refused_by_name(tmp_path: Path, setting: str, v
     write_numbered(tmp_path, [3], 3)
     with pytest.raises(ConfigError, match=f"{setting} is {value}"):
         SampleStream(tmp_path, SCHEMA, **{"batch_size": 2, setting: value})
+
+
+@pytest.mark.parametrize("seed", [None, "7", 1.5])
+def test_seeds_that_are_no_whole_numbers_are_refused(tmp_path: Path, seed: object) -> None:
+    write_numbered(tmp_path, [3], 3)
+    with pytest.raises(ConfigError, match=f"seed is {seed!r}; it must be a whole number"):
+        SampleStream(tmp_path, SCHEMA, 2, seed=seed)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_those_of_python(tmp_path: Path) -> None:
+    write_numbered(tmp_path, [10], 4)
+    numbers = {"batch_size": 3, "epochs": 2, "shuffle_rows": 5, "seed": -7, "start": 2, "limit": 18}
+    plain = SampleStream(tmp_path, SCHEMA, **numbers)
+    numpys = SampleStream(tmp_path, SCHEMA, **{name: np.int8(one) for name, one in numbers.items()})
+    assert collect(numpys) == collect(plain)
+
+
+def test_the_path_of_a_schema_is_not_taken_for_one(tmp_path: Path) -> None:
+    write_numbered(tmp_path, [3], 3)
+    with pytest.raises(ConfigError, match=r"the schema is 'schema.yaml'.*Schema.read\(path\)"):
+        SampleStream(tmp_path, "schema.yaml", 2)  # type: ignore[arg-type]

@@ -4,7 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_tensors
 
 from embedding_cases import jagged, values_of
 from rowhaul import load_pretrained, optim
@@ -120,3 +122,25 @@ def test_bad_files_and_names_are_refused(tmp_path):
         (tmp_path / f"cut.{kind}").write_bytes(b"nothing of the kind")
         with pytest.raises(DataError, match="cannot be read"):
             load_pretrained(ours, "t", tmp_path / f"cut.{kind}")
+
+
+@pytest.mark.parametrize("kind", ["list", "weight", "bfloat16", "bfloat16 file", "lists"])
+def test_tensors_and_lists_are_arrays(kind, tmp_path):
+    narrow = {"keys": torch.from_numpy(KEYS), "values": torch.from_numpy(ROWS).bfloat16()}
+    save_tensors(narrow, tmp_path / "rows.safetensors")
+    given = {
+        "list": [KEYS, ROWS],
+        "weight": (narrow["keys"], torch.nn.Parameter(torch.from_numpy(ROWS))),
+        "bfloat16": tuple(narrow.values()),
+        "bfloat16 file": tmp_path / "rows.safetensors",
+        "lists": (KEYS.tolist(), ROWS.tolist()),
+    }
+    ours = collection()
+    assert load_pretrained(ours, "t", given[kind]) == 3
+    for key, row in zip(KEYS.tolist(), ROWS, strict=True):
+        assert np.array_equal(values_of(ours, "t")[key], row)
+
+
+def test_rows_without_their_keys_are_refused():
+    with pytest.raises(ConfigError, match=r"two arrays, \(keys, values\); got 1"):
+        load_pretrained(collection(), "t", [ROWS])

@@ -106,6 +106,28 @@ def test_two_backwards_before_a_step_sum():
         np.testing.assert_allclose(values_of(twice, "t")[key], row, rtol=1e-6)
 
 
+def test_gradients_of_weights_alone_leave_none_for_rows():
+    collection = one_table(is_weighted=True, optimizer=optim.SGD(lr=1.0))
+    rows, weights = RowOptimizer(collection), torch.ones(2, requires_grad=True)
+    loss = collection(jagged({"f": [[1], [2]]}, weights)).values().sum()
+    before = values_of(collection, "t")
+    (found,) = torch.autograd.grad(loss, [weights], retain_graph=True)
+    loss.backward(inputs=[weights], retain_graph=True)
+    assert torch.equal(weights.grad, found)
+    rows.step()
+    assert all((values_of(collection, "t")[key] == row).all() for key, row in before.items())
+    loss.backward()
+    rows.step()
+    assert all((values_of(collection, "t")[key] == row - 1).all() for key, row in before.items())
+
+
+def test_a_seed_of_numpy_is_that_of_python():
+    ours, numpys = one_table(seed=-5), one_table(seed=np.int64(-5))
+    for one in (ours, numpys):
+        one(jagged({"f": [[1]]}))
+    assert np.array_equal(values_of(ours, "t")[1], values_of(numpys, "t")[1])
+
+
 def test_zero_grad_drops_gradients():
     collection = one_table()
     rows = RowOptimizer(collection)
@@ -194,6 +216,12 @@ def test_an_empty_batch_passes():
             r"feature_names must be a list such as \['user'\], got 'user'",
         ),
         (lambda: EmbeddingBagCollection([]), "no tables"),
+        (
+            lambda: EmbeddingBagCollection(
+                EmbeddingBagConfig(embedding_dim=4, name="t", feature_names=["f"])
+            ),
+            "needs a list of EmbeddingBagConfig, got",
+        ),
         (lambda: one_table(on_unknown="zero"), "one of init, default, error, tail, got 'zero'"),
         (lambda: one_table()(jagged({"g": [[1]]})), "feature 'f' is missing; the batch has g"),
         (lambda: one_table(is_weighted=True)(jagged({"f": [[1]]})), "carry no weights"),

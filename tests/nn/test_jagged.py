@@ -201,6 +201,14 @@ VALUES = torch.arange(4)
             "both given and disagree",
         ),
         (lambda: JaggedTensor(VALUES, lengths=torch.tensor([4])).weights(), "has no weights"),
+        (
+            lambda: KeyedJaggedTensor(["a"], [1, 2], lengths=torch.tensor([1, 1])),  # type: ignore[arg-type]
+            "values must be a tensor, got list; make one",
+        ),
+        (
+            lambda: KeyedJaggedTensor(["a"], VALUES, lengths=[1, 3]),  # type: ignore[arg-type]
+            "lengths must be a tensor, got list",
+        ),
         (lambda: JaggedTensor.from_dense([]), "at least one tensor"),
         (lambda: JaggedTensor.from_dense([VALUES], [torch.ones(2)]), "lengths of values, row by row"),
         (

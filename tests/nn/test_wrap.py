@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import rowhaul
-from rowhaul.errors import ConfigError
+from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import RowEmbedding, RowEmbeddingBag
 from rowhaul.optim import SGD, Adagrad, Adam
 
@@ -279,3 +279,18 @@ def test_a_gradient_scaler_is_refused_before_anything_steps(fused: bool) -> None
     torch.testing.assert_close(model.state_dict(), before, atol=0, rtol=0)
     torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
     assert not torch.equal(model.state_dict()["0.rows.0.records"], before["0.rows.0.records"])
+
+
+def test_lbfgs_is_refused_before_anything_steps() -> None:
+    model = rowhaul.wrap(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1)))
+    with pytest.raises(ConfigError, match=r"LBFGS\) needs the loss of a batch several times a step"):
+        rowhaul.step_rows_with(torch.optim.LBFGS(model.parameters()), model)
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("offsets", [[1, 2], [0, 3], [0, 2, 1, 4]])
+def test_offsets_that_do_not_cover_the_ids_are_refused(offsets: list[int], padding: int | None) -> None:
+    bags = nn.EmbeddingBag(5, 2, mode="sum", include_last_offset=True, padding_idx=padding)
+    model = rowhaul.wrap(nn.Sequential(bags))
+    with pytest.raises(DataError, match=r"begin with 0, end with the number of ids, 4 and never fall"):
+        model[0](torch.tensor([1, 0, 2, 3]), torch.tensor(offsets))

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.retrieval import ItemIndex, exact_search, recall, write_index
@@ -76,9 +77,9 @@ def test_refusals_say_what_to_change(tmp_path):
         index.search(items[:, :3])
     with pytest.raises(ConfigError, match="k must be at least 1"):
         index.search(items, 0)
-    with pytest.raises(ConfigError, match=r"got 3 keys and vectors of shape \(4, 16\)"):
+    with pytest.raises(ConfigError, match=r"got keys of shape \(3,\) and vectors of shape \(4, 16\)"):
         write_index(tmp_path / "other", keys[:3], items)
-    with pytest.raises(ConfigError, match="got 0 keys"):
+    with pytest.raises(ConfigError, match=r"got keys of shape \(0,\)"):
         write_index(tmp_path / "other", keys[:0], items[:0])
     broken = items.copy()
     broken[2, 5] = np.nan
@@ -102,3 +103,48 @@ def test_items_that_are_not_those_of_the_index_are_refused(tmp_path):
     pq.write_table(pa.table({"key": [1]}), tmp_path / "many" / "items.parquet")
     with pytest.raises(DataError, match="is no index of items"):
         ItemIndex.read(tmp_path / "many")
+
+
+def test_keys_and_users_may_be_lists_or_of_other_types(tmp_path):
+    items, users = clustered(4), clustered(2, seed=1)
+    expected = write_index(tmp_path / "arrays", np.array([9, -8, 7, 6]), items).search(users, 2)
+    kinds = {"list": [9, -8, 7, 6], "int32": np.array([9, -8, 7, 6], np.int32)}
+    for name, keys in {**kinds, "tensor": torch.tensor([9, -8, 7, 6])}.items():
+        made = write_index(tmp_path / name, keys, items.tolist())
+        for index in (made, ItemIndex.read(tmp_path / name)):
+            assert index.keys.dtype == np.int64
+            for given in (users, users.tolist()):
+                found = index.search(given, np.int64(2))
+                assert all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([1.0, 2.0, 3.0], "keys of items must be integers, got float64"),
+        (["a", "b", "c"], "must be integers, got <U1; hash text"),
+        ([5, 1, 5], "item 5 is there 2 times; keep one vector"),
+        ([[1], [2], [3]], r"got keys of shape \(3, 1\)"),
+    ],
+)
+def test_keys_that_are_none_are_refused(keys, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        write_index(tmp_path / "items", keys, clustered(3))
+    assert not (tmp_path / "items").exists()
+
+
+def test_whole_numbers_of_items_are_searched_for(tmp_path):
+    items = clustered(4)
+    index = write_index(tmp_path / "items", np.arange(4), items)
+    for k in (2.5, 2.0, 0, "2"):
+        for search in (index.search, lambda users, k: exact_search(items, users, k)):
+            with pytest.raises(ConfigError, match=f"k must be at least 1, a whole number; got {k!r}"):
+                search(items, k)
+    with pytest.raises(ConfigError, match="vectors of users must be an array of numbers"):
+        index.search([[1, 2], [3]])
+
+
+def test_recall_leaves_out_what_fills_short_answers():
+    assert recall(np.array([[3, 1, -1], [2, -1, -1]]), np.array([[1, 2, -1], [2, 3, -1]])) == 0.5
+    assert recall(np.array([[3, -1]]), np.array([[3, 4]])) == 0.5
+    assert recall(np.array([[-5, -1]]), np.array([[-5, -1]])) == 1.0  # a key may be negative, too

@@ -6,11 +6,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError
+from rowhaul.nn import Batch, KeyedJaggedTensor
 from rowhaul.train.ranking import BUCKETS, GroupedScores, RankingSums, check_grouped, check_metrics
+from rowhaul.train.task_metrics import EvaluationMetrics
 from slow_cases import mostly_slow
 
 NAMES = ("gauc", "ndcg@3", "ndcg@10", "hr@1", "hr@3", "mrr", "mrr@2")
@@ -111,3 +114,19 @@ def test_metrics_that_would_not_be_measured_are_refused():
         with pytest.raises(ConfigError, match=message):
             check_grouped(["gauc"], Schema.from_dict(given))
         check_grouped([], Schema.from_dict(given))
+
+
+def test_metrics_may_be_computed_between_batches():
+    schema = Schema.from_dict({"label": "click", "ids": ["item"], "group": "user"})
+    watched, plain = EvaluationMetrics(schema), EvaluationMetrics(schema)
+    for number in range(3):
+        groups, labels, scores = draw(number, count=50, num_groups=4)
+        ids = KeyedJaggedTensor(["item"], torch.arange(50), lengths=torch.ones(50, dtype=torch.int64))
+        batch = Batch(
+            torch.empty(50, 0), ids, torch.from_numpy(labels), torch.arange(50), 50,
+            groups=torch.from_numpy(groups),
+        )  # fmt: skip
+        for metrics in (watched, plain):
+            metrics.add(batch, torch.from_numpy(scores), number)
+        watched.compute()
+    assert watched.compute().in_groups == watched.compute().in_groups == plain.compute().in_groups

@@ -65,13 +65,10 @@ class SampleStream:
         limit: int | None = None,
         require_label: bool = True,
     ) -> None:
-        numbers = [("batch_size", batch_size, 1), ("epochs", epochs, 1), ("shuffle_rows", shuffle_rows, 0)]
-        numbers += [("start", start, 0), ("limit", 1 if limit is None else limit, 1)]
-        for name, given, least in numbers:
-            if not isinstance(given, int | np.integer):
-                raise ConfigError(f"{name} is {given!r}; it must be a whole number")
-            if given < least:
-                raise ConfigError(f"{name} is {given}; it must be at least {least}")
+        check_schema(schema)
+        batch_size, epochs = _whole("batch_size", batch_size, 1), _whole("epochs", epochs, 1)
+        shuffle_rows, seed = _whole("shuffle_rows", shuffle_rows, 0), _whole("seed", seed)
+        start, limit = _whole("start", start, 0), limit if limit is None else _whole("limit", limit, 1)
         self.files = expand_files(files)
         self.schema = schema
         self.batch_size = batch_size
@@ -214,3 +211,20 @@ class SampleStream:
             key=np.array([self._seed % 2**64, epoch], np.uint64),
         )
         return np.argsort(words.random_raw(count), kind="stable")
+
+
+def check_schema(schema: object) -> None:
+    """Refuse the path of a schema where the schema itself is needed."""
+    if not isinstance(schema, Schema):
+        raise ConfigError(
+            f"the schema is {schema!r}; it must be a rowhaul.data.Schema: read a file with Schema.read(path)"
+        )
+
+
+def _whole(name: str, given: int, least: int | None = None) -> int:
+    """Return a whole number as Python's own: sums and seeds of NumPy's overflow."""
+    if not isinstance(given, int | np.integer):
+        raise ConfigError(f"{name} is {given!r}; it must be a whole number")
+    if least is not None and given < least:
+        raise ConfigError(f"{name} is {given}; it must be at least {least}")
+    return int(given)

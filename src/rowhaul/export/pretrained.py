@@ -11,7 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from rowhaul._id_kinds import TEXT
 from rowhaul.data.columns import id_kind, is_list
@@ -19,13 +21,14 @@ from rowhaul.data.keys import hash_strings
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import TableCollection
 
-Rows = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+Arrays = npt.ArrayLike | Tensor
+Rows = tuple[Arrays, Arrays]
 
 
 def load_pretrained(
     collection: TableCollection,
     table: str,
-    source: str | Path | Rows,
+    source: str | Path | Rows | list[Arrays],
     *,
     keys: str = "",
     values: str = "values",
@@ -38,8 +41,8 @@ def load_pretrained(
     Args:
         collection: with the table.
         table: its name.
-        source: arrays (keys, values), or an ``.npz``, ``.safetensors`` or ``.parquet`` file with both, as
-            those of `rowhaul export`. Keys that are text in Parquet are hashed, as ids in data are.
+        source: arrays or tensors (keys, values), or an ``.npz``, ``.safetensors`` or ``.parquet`` file with
+            both, as those of `rowhaul export`. Keys that are text in Parquet are hashed, as ids in data are.
         keys: the name of the keys in a file; by default ``key`` in Parquet, else ``keys``.
         values: the name of the values, rows × dim; a list a row in Parquet.
 
@@ -49,9 +52,13 @@ def load_pretrained(
     Example:
         >>> load_pretrained(collection, "items", "words.parquet", keys="item", values="vector")
     """
-    found = source if isinstance(source, tuple) else _read(Path(source), keys, values)
-    where = "the arrays" if isinstance(source, tuple) else str(source)
-    named, rows = np.asarray(found[0]), np.asarray(found[1])
+    if isinstance(source, tuple | list):
+        if len(source) != 2:
+            raise ConfigError(f"rows are two arrays, (keys, values); got {len(source)}")
+        where, found = "the arrays", (source[0], source[1])
+    else:
+        where, found = str(source), _read(Path(source), keys, values)
+    named, rows = _as_array(found[0]), _as_array(found[1])
     configs = {one.name: one for one in collection.table_configs()}
     if table not in configs:
         raise ConfigError(f"no table {table!r}; the tables are {', '.join(configs)}")
@@ -79,6 +86,16 @@ def load_pretrained(
     return len(named)
 
 
+def _as_array(given: Arrays) -> npt.NDArray[Any]:
+    if not isinstance(given, Tensor):
+        return np.asarray(given)
+    given = given.detach().cpu()
+    if given.is_floating_point() and given.dtype != torch.float64:
+        given = given.float()  # NumPy has no bfloat16
+    array: npt.NDArray[Any] = given.numpy()
+    return array
+
+
 def _read(path: Path, keys: str, values: str) -> Rows:
     if not path.is_file():
         raise DataError(f"{path}: no such file (working directory: {Path.cwd()})")
@@ -102,7 +119,7 @@ def _read_npz(path: Path, keys: str, values: str) -> Rows:
 
 
 def _read_safetensors(path: Path, keys: str, values: str) -> Rows:
-    with safe_open(path, framework="numpy") as file:
+    with safe_open(path, framework="pt") as file:  # NumPy has no bfloat16
         for name in (keys or "keys", values):
             if name not in file.keys():  # noqa: SIM118  # not a dict
                 raise KeyError(name)

@@ -57,6 +57,7 @@ class TableCollection(nn.Module):
             )
         if not isinstance(seed, int | np.integer):
             raise ConfigError(f"seed must be a whole number, got {seed!r}")
+        seed = int(seed)  # NumPy's overflow
         self.optimizer = optimizer if optimizer is not None else Adagrad(lr=0.01)
         self.seed, self.on_unknown = seed, on_unknown
         self.row_settings = row_settings
@@ -232,6 +233,10 @@ class TableCollection(nn.Module):
 
 def check_tables(owner: str, tables: Sequence[EmbeddingConfig], kind: type[EmbeddingConfig]) -> None:
     """Refuse tables that one collection cannot hold; ``kind`` is its configuration's class."""
+    if not isinstance(tables, Sequence):
+        raise ConfigError(
+            f"{owner} needs a list of {kind.__name__}, got {tables!r}; put it in brackets: [...]"
+        )
     if not tables:
         raise ConfigError(f"{owner}: no tables; give at least one {kind.__name__}")
     for config in tables:

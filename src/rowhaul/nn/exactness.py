@@ -21,6 +21,7 @@ from rowhaul.nn.batch_norm import BatchNorm1d
 from rowhaul.nn.optimizer import RowOptimizer
 
 _SAMPLE_DROPOUT = "rowhaul.nn.SampleDropout(p, seed, layer)(x, batch.index)"
+SEVERAL_LOSSES = "needs the loss of a batch several times a step, while its rows are there once; use another"
 _MAX_NAMES = 3  # of layers with the same trouble, in a message
 
 
@@ -164,7 +165,7 @@ def _trouble_of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) ->
     if isinstance(optimizer, RowOptimizer):
         return "steps rows, which training.step() does; give the optimizer of model.parameters()"
     if isinstance(optimizer, torch.optim.LBFGS):
-        return "needs the loss of a batch several times a step, while its rows are there once; use another"
+        return SEVERAL_LOSSES
     if isinstance(optimizer, torch.optim.SparseAdam):
         return "needs sparse gradients, while summed dense gradients are dense; use torch.optim.Adam"
     known = {id(one) for one in model.parameters()}

@@ -187,7 +187,7 @@ class PoolRows(torch.autograd.Function):
         _, weights = ctx.saved_tensors
         device = ctx.reads[0].device
         gradients = pooled_gradients.detach().to(device).contiguous()
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0] and _is_reached(ctx.next_functions[0][0]):
             of_rows = gradients.clone() if ctx.frozen else gradients
             for columns in ctx.frozen:
                 of_rows[:, columns] = 0
@@ -210,6 +210,14 @@ class PoolRows(torch.autograd.Function):
                     np.add.at(sums.numpy(), read.entries, found)
             weight_gradients = sums.to(weights.device, weights.dtype)
         return None, weight_gradients, None, None, None, None
+
+
+def _is_reached(anchor: Any) -> bool:
+    """Whether this backward is for the rows, too, not for other tensors alone, such as weights."""
+    try:
+        return bool(torch._C._will_engine_execute_node(anchor))
+    except RuntimeError:  # the anchor itself is among those tensors
+        return True
 
 
 def as_array(tensor: Tensor) -> Any:

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from rowhaul._files import whole
 from rowhaul._nearest import did_you_mean
 from rowhaul.errors import ConfigError, DataError
-from rowhaul.retrieval.search import exact_search
+from rowhaul.retrieval.search import check_k, exact_search
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -78,7 +78,7 @@ class ItemIndex:
             )
         return cls(facts, keys, vectors, searcher)
 
-    def search(self, users: Floats, k: int = 100) -> tuple[Int64s, Floats]:
+    def search(self, users: npt.ArrayLike, k: int = 100) -> tuple[Int64s, Floats]:
         """Keys of the ``k`` best items of each user (users x k), best first, and their products.
 
         Where there are fewer, or an index finds fewer, the rest is -1 with a product of -inf.
@@ -86,20 +86,19 @@ class ItemIndex:
         places, scores = self.search_places(users, k)
         return np.where(places >= 0, self.keys[np.maximum(places, 0)], -1), scores
 
-    def search_places(self, users: Floats, k: int) -> tuple[Int64s, Floats]:
+    def search_places(self, users: npt.ArrayLike, k: int) -> tuple[Int64s, Floats]:
         """As `search`, with places in ``keys`` instead of keys."""
-        if users.ndim != 2 or users.shape[1] != self.facts.size:
-            raise ConfigError(f"vectors of users need {self.facts.size} columns, got shape {users.shape}")
-        if k < 1:
-            raise ConfigError(f"k must be at least 1, got {k}")
+        check_k(k)
+        vectors = _vectors(users, "users")
+        if vectors.ndim != 2 or vectors.shape[1] != self.facts.size:
+            raise ConfigError(f"vectors of users need {self.facts.size} columns, got shape {vectors.shape}")
         missing = max(0, k - len(self.keys))
-        places, scores = self._search(users, k - missing)
+        places, scores = self._search(vectors, k - missing)
         beside = ((0, 0), (0, missing))
         return np.pad(places, beside, constant_values=-1), np.pad(scores, beside, constant_values=-np.inf)
 
     def _search(self, users: Floats, k: int) -> tuple[Int64s, Floats]:
         """Search for no more items than there are."""
-        users = np.ascontiguousarray(users, np.float32)
         _check_finite("user", users, np.arange(len(users)))
         if self._searcher is None:
             return exact_search(self.vectors, users, k)
@@ -123,13 +122,13 @@ def _searcher(folder: Path, kind: str) -> Any:
 
 
 def write_index(
-    folder: str | Path, keys: Int64s, vectors: Floats, kind: str = "exact", step: int = 0
+    folder: str | Path, keys: npt.ArrayLike, vectors: npt.ArrayLike, kind: str = "exact", step: int = 0
 ) -> ItemIndex:
     """Write item vectors, and an index of this kind, into a new folder.
 
     Args:
         folder: must not exist.
-        keys: of the items.
+        keys: of the items: distinct integers.
         vectors: items x size.
         kind: ``exact`` compares all (NumPy alone), ``flat`` does so in FAISS, ``hnsw`` walks a
             graph; both need the extra ``retrieval``.
@@ -142,24 +141,46 @@ def write_index(
         raise ConfigError(f"{path} exists; choose another folder for the index")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent} to write {path.name} to; make it first")
-    vectors = np.ascontiguousarray(vectors, np.float32)
-    if vectors.ndim != 2 or not len(keys) == len(vectors) > 0:
+    of_items, named = _vectors(vectors, "items"), np.asarray(keys)
+    if of_items.ndim != 2 or named.ndim != 1 or not len(named) == len(of_items) > 0:
         raise ConfigError(
-            "an index needs items, and a vector for each: items x size; got "
-            f"{len(keys):,} keys and vectors of shape {vectors.shape}"
+            "an index needs items, and a vector for each: items x size; got keys of shape "
+            f"{named.shape} and vectors of shape {of_items.shape}"
         )
-    _check_finite("item", vectors, keys)
-    facts = IndexFacts(kind, len(keys), vectors.shape[1], step)
-    searcher = _built(kind, vectors) if kind != "exact" else None
+    ids = _distinct_keys(named)
+    _check_finite("item", of_items, ids)
+    facts = IndexFacts(kind, len(ids), of_items.shape[1], step)
+    searcher = _built(kind, of_items) if kind != "exact" else None
     with whole(path) as temporary:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), facts.size)
-        pq.write_table(pa.table({"key": pa.array(keys), "vector": flat}), temporary / ITEMS_FILE)
+        flat = pa.FixedSizeListArray.from_arrays(pa.array(of_items.ravel()), facts.size)
+        pq.write_table(pa.table({"key": pa.array(ids), "vector": flat}), temporary / ITEMS_FILE)
         if searcher is not None:
             _faiss().write_index(searcher, str(temporary / INDEX_FILE))
         (temporary / FACTS_FILE).write_text(json.dumps(asdict(facts), indent=1), encoding="utf-8")
-    return ItemIndex(facts, keys, vectors, searcher)
+    return ItemIndex(facts, ids, of_items, searcher)
+
+
+def _vectors(given: npt.ArrayLike, whose: str) -> Floats:
+    try:
+        return np.ascontiguousarray(given, np.float32)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last from PyTorch
+        raise ConfigError(f"vectors of {whose} must be an array of numbers: {error}") from None
+
+
+def _distinct_keys(keys: npt.NDArray[Any]) -> Int64s:
+    if not np.issubdtype(keys.dtype, np.integer):
+        raise ConfigError(
+            f"keys of items must be integers, got {keys.dtype}; hash text with rowhaul.data.hash_strings"
+        )
+    ids = keys.astype(np.int64)
+    found, counts = np.unique(ids, return_counts=True)
+    if len(found) < len(ids):
+        raise ConfigError(
+            f"item {found[np.argmax(counts)]} is there {counts.max():,} times; keep one vector for each key"
+        )
+    return ids
 
 
 def _check_finite(whose: str, vectors: Floats, names: Int64s) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.errors import ConfigError
+
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 _PRODUCTS = 1 << 24  # at a time: bounds memory
@@ -15,6 +17,7 @@ def exact_search(items: Floats, users: Floats, k: int) -> tuple[Int64s, Floats]:
 
     Of equal products the item that comes first wins. Fewer than k items: all of them.
     """
+    check_k(k)
     k = min(k, len(items))
     places = np.empty((len(users), k), np.int64)
     scores = np.empty((len(users), k), np.float32)
@@ -31,6 +34,16 @@ def exact_search(items: Floats, users: Floats, k: int) -> tuple[Int64s, Floats]:
 
 
 def recall(found: Int64s, exact: Int64s) -> float:
-    """The share of the exact answer (users x k) that was found."""
-    hits = sum(len(np.intersect1d(one, other)) for one, other in zip(found, exact, strict=True))
-    return hits / max(1, exact.size)
+    """The share of the exact answer (users x k) that was found.
+
+    Both are places, or both keys; -1 in them only fills answers that are too short.
+    """
+    pairs = zip(found, exact, strict=True)
+    hits = sum(len(np.setdiff1d(np.intersect1d(one, other), [-1])) for one, other in pairs)
+    return hits / max(1, int((np.asarray(exact) != -1).sum()))
+
+
+def check_k(k: int) -> None:
+    """Refuse numbers of items that cannot be searched for."""
+    if not isinstance(k, int | np.integer) or k < 1:
+        raise ConfigError(f"k must be at least 1, a whole number; got {k!r}")

@@ -26,6 +26,12 @@ class JaggedTensor:
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> None:
+        parts = {"values": values, "weights": weights, "lengths": lengths, "offsets": offsets}
+        for name, part in parts.items():
+            if not isinstance(part, Tensor) and (part is not None or name == "values"):
+                raise DataError(
+                    f"{name} must be a tensor, got {type(part).__name__}; make one with torch.as_tensor()"
+                )
         for name, given in (("lengths", lengths), ("offsets", offsets)):
             if given is None:
                 continue

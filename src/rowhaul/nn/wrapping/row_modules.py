@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from rowhaul.errors import ConfigError
+from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn.collection import TableCollection
 from rowhaul.nn.embedding import EmbeddingBagCollection
 from rowhaul.nn.jagged import JaggedTensor, KeyedJaggedTensor
@@ -149,4 +149,8 @@ class RowEmbeddingBag(RowModule):
                 f"offsets {'missing' if offsets is None else tuple(offsets.shape)}"
             )
         ends = offsets if self.include_last_offset else torch.cat([offsets, offsets.new_tensor([len(ids)])])
-        return ids, ends.diff()
+        lengths = ends.diff()
+        if not len(ends) or ends[0] != 0 or ends[-1] != len(ids) or (lengths < 0).any():
+            last = f", end with the number of ids, {len(ids)}" if self.include_last_offset else ""
+            raise DataError(f"offsets must begin with 0{last} and never fall, got {offsets}")
+        return ids, lengths

@@ -16,6 +16,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn.collection import TableCollection
 from rowhaul.nn.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rowhaul.nn.embedding import EmbeddingBagCollection
+from rowhaul.nn.exactness import SEVERAL_LOSSES
 from rowhaul.nn.optimizer import RowOptimizer
 from rowhaul.nn.unpooled import EmbeddingCollection
 from rowhaul.nn.wrapping.row_modules import FEATURE, RowEmbedding, RowEmbeddingBag
@@ -73,8 +74,10 @@ def step_rows_with(optimizer: torch.optim.Optimizer, model: nn.Module) -> RowOpt
 
     For loops that others own, such as Lightning's or Accelerate's. Gradients that no step has used stay, as
     in accumulation; ``zero_grad()`` of what is returned drops them. Steps by a `torch.amp.GradScaler` are
-    refused: it would leave the gradients of rows scaled.
+    refused: it would leave the gradients of rows scaled. So is LBFGS, which runs backward several times.
     """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(f"the optimizer ({type(optimizer).__name__}) {SEVERAL_LOSSES}")
     rows = RowOptimizer(model)
 
     def refuse_scaled(*_: Any) -> None:
