@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from rowhaul._activity import Activity, doing
 from rowhaul._files import write_text
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.nn.row_source import RowNote
@@ -96,7 +97,8 @@ class TrainingLog:
         _log.info(message, extra={"event": name, "step": step, "values": values})
         if name == _SAVED and self._lines is not None and step not in self._saved:
             self._saved.add(step)
-            self._append({"kind": _SAVED, "step": step})
+            with doing(Activity.SAVING):  # where the disk does not answer
+                self._append({"kind": _SAVED, "step": step})
 
     def row_note(self, step: int, note: RowNote) -> None:
         """Something a row source did: its numbers, and its counts as histograms."""

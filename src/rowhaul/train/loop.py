@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from rowhaul._activity import Activity, doing
 from rowhaul.checkpoint import Place
 from rowhaul.data.sources.live import UNKNOWN_END, LiveStream
 from rowhaul.errors import CheckpointError, DataError
@@ -245,7 +246,8 @@ class _Loop:
         folder, stream = self._session.contents_folder, self._session.stream
         if folder is not None and not isinstance(stream, LiveStream):
             try:
-                write_contents(folder, stream)
+                with doing(Activity.SAVING):
+                    write_contents(folder, stream)
             except OSError as error:
                 self._tell(f"digests of the data cannot be kept: {error}")
 
