@@ -11,7 +11,7 @@ import psutil
 
 from testbed.chaos.learned import Learned, learned
 
-STEPS = 150
+STEPS = 100
 RANKS = {"worker 0": 0, "worker 1": 1, "store 0": 2}
 
 

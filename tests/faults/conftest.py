@@ -10,12 +10,12 @@ from cluster_runs import command, contents, generated
 
 @pytest.fixture(scope="session")
 def log(tmp_path_factory):
-    return generated(tmp_path_factory.mktemp("log") / "data", 12000)
+    return generated(tmp_path_factory.mktemp("log") / "data", 8000)
 
 
 @pytest.fixture(scope="session")
 def uninterrupted(log, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "run"
-    done = subprocess.run(command(log, out), timeout=250, capture_output=True, text=True)
+    done = subprocess.run(command(log, out), timeout=450, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return contents(out)
