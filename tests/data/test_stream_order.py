@@ -176,7 +176,7 @@ def test_impossible_settings_are_refused_by_name(tmp_path: Path, setting: str, v
 def test_seeds_that_are_no_whole_numbers_are_refused(tmp_path: Path, seed: object) -> None:
     write_numbered(tmp_path, [3], 3)
     with pytest.raises(ConfigError, match=f"seed is {seed!r}; it must be a whole number"):
-        SampleStream(tmp_path, SCHEMA, 2, seed=seed)  # type: ignore[arg-type]
+        SampleStream(tmp_path, SCHEMA, 2, seed=seed)
 
 
 def test_numbers_of_numpy_are_those_of_python(tmp_path: Path) -> None:
@@ -190,4 +190,4 @@ def test_numbers_of_numpy_are_those_of_python(tmp_path: Path) -> None:
 def test_the_path_of_a_schema_is_not_taken_for_one(tmp_path: Path) -> None:
     write_numbered(tmp_path, [3], 3)
     with pytest.raises(ConfigError, match=r"the schema is 'schema.yaml'.*Schema.read\(path\)"):
-        SampleStream(tmp_path, "schema.yaml", 2)  # type: ignore[arg-type]
+        SampleStream(tmp_path, "schema.yaml", 2)

@@ -202,11 +202,11 @@ VALUES = torch.arange(4)
         ),
         (lambda: JaggedTensor(VALUES, lengths=torch.tensor([4])).weights(), "has no weights"),
         (
-            lambda: KeyedJaggedTensor(["a"], [1, 2], lengths=torch.tensor([1, 1])),  # type: ignore[arg-type]
+            lambda: KeyedJaggedTensor(["a"], [1, 2], lengths=torch.tensor([1, 1])),
             "values must be a tensor, got list; make one",
         ),
         (
-            lambda: KeyedJaggedTensor(["a"], VALUES, lengths=[1, 3]),  # type: ignore[arg-type]
+            lambda: KeyedJaggedTensor(["a"], VALUES, lengths=[1, 3]),
             "lengths must be a tensor, got list",
         ),
         (lambda: JaggedTensor.from_dense([]), "at least one tensor"),

@@ -280,7 +280,7 @@ def test_a_rate_in_a_tensor_as_on_cards_is_sent_and_stays_where_it_is() -> None:
         for layer, rate in zip(layers, rates, strict=True)
     ]
     step(layers[0], adams[0])
-    states = [ReplicaState(*both, None) for both in zip(layers, adams, strict=True)]  # type: ignore[arg-type]
+    states = [ReplicaState(*both, None) for both in zip(layers, adams, strict=True)]
     states[1].unpack(states[0].pack(None), None)
     assert adams[1].param_groups[0]["lr"] is rates[1]
     assert rates[1] == rates[0]

@@ -63,7 +63,7 @@ def check_free(folder: Path) -> None:
 def _open(folder: Path, flags: int) -> int | None:
     try:
         return os.open(folder / LOCK_FILE, flags, 0o644)
-    except OSError:  # whoever cannot write here will hear of it when that is tried
+    except OSError:  # not writable: writing the first version will say so
         return None
 
 
