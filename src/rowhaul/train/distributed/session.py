@@ -41,7 +41,7 @@ from rowhaul.train.distributed.explaining import explainer_of
 from rowhaul.train.distributed.gathering import scores_of_all
 from rowhaul.train.distributed.log import ClusterLog, introduce_ranks
 from rowhaul.train.distributed.publishing import ClusterPublisher
-from rowhaul.train.distributed.resuming import fit_to_workers, what_changed
+from rowhaul.train.distributed.resuming import find_saved, fit_to_workers, what_changed
 from rowhaul.train.distributed.same_settings import settings_of_all
 from rowhaul.train.distributed.setup import distribute, use_given_links
 from rowhaul.train.distributed.tables import layout_of
@@ -51,14 +51,7 @@ from rowhaul.train.metrics import MetricValues
 from rowhaul.train.progressive import Scores
 from rowhaul.train.ranking import check_grouped
 from rowhaul.train.run_data import read_contents
-from rowhaul.train.run_folder import (
-    NOTHING_SAVED,
-    begin_folder,
-    check_new_run,
-    check_same_run,
-    checkpoints_of,
-    is_empty,
-)
+from rowhaul.train.run_folder import begin_folder, check_new_run, checkpoints_of
 from rowhaul.train.run_stream import keep_set_aside, open_stream
 from rowhaul.train.session import Saved, Session
 from rowhaul.train.trainer import Trainer, rate_factor
@@ -99,20 +92,9 @@ class ClusterSession(Session):
             check_new_run(folder, checkpoints)
         torch.manual_seed(config.seed)
         self.trainer = Trainer(config, schema, device_of_rank(cluster, config))
-        saved = None
-        if checkpoints and resume:
-            with doing(Activity.LOADING):
-                saved = checkpointing.find(cluster, checkpoints, self.trainer)
-            if saved is not None:
-                self.trainer.recall_evaluations(saved.reader.facts)
+        saved, self.notes = find_saved(cluster, self.trainer, checkpoints, folder) if resume else (None, [])
         if saved is None:  # runs of earlier versions go on
             check_grouped(config.metrics, schema)
-        # torchrun repeats one command when it restarts ranks: --resume may find nothing yet.
-        begins = saved is None and (folder is None or is_empty(folder))
-        if resume and self.is_leader and not begins:
-            check_same_run(folder, saved.chosen.path if saved is not None else None, config, schema)
-        starts_anew = resume and saved is None and not begins
-        self.notes = saved.chosen.notes if saved is not None else [NOTHING_SAVED] * starts_anew
         if saved is not None and saved.num_workers not in (None, cluster.topology.num_workers):
             fitting, dropped = fit_to_workers(config.cluster, cluster.topology.num_workers)
             self.config = config = replace(config, cluster=fitting)
