@@ -71,6 +71,16 @@ def test_a_card_learns_what_a_cpu_learns(dense):
 
 
 @needs_card
+def test_a_short_batch_between_recorded_steps_learns_from_its_own_samples_alone():
+    batches = [*samples(6), *samples(1, seed=1, size=23), *samples(6, seed=2)]
+    losses = {}
+    for device in ("cpu", "cuda"):
+        trainer = Trainer(config(device, precision="float64"), SCHEMA)
+        losses[device] = [trainer.train_step(trainer.prepare(one)) for one in batches]
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-9)
+
+
+@needs_card
 def test_two_runs_give_the_same_bits_and_a_checkpoint_goes_on_with_them(tmp_path):
     _, losses = trained("cuda", 20)
     _, again = trained("cuda", 20)
