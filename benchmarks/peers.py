@@ -105,7 +105,7 @@ def run(contender: Contender, setting: Setting, work: Path, folder: Path, timeou
     out, steps = folder / "run", warm_up + setting.steps
     command = contender.command(work, out, steps)
     if contender.workers == 1:
-        alone = {**os.environ, "OMP_NUM_THREADS": "2" if "2 threads" in contender.name else "1"}
+        alone = {**os.environ, "OMP_NUM_THREADS": str(contender.threads)}
         subprocess.run(command, check=True, timeout=timeout, env=alone, stdout=subprocess.DEVNULL)
         return Result(Progress(out / "metrics.jsonl", warm_up).seconds(setting.batch), 0, 0)
     links = [Link(speed * 1e6 / 8) for speed in sorted(setting.links, reverse=True)[: contender.workers]]
@@ -117,7 +117,11 @@ def run(contender: Contender, setting: Setting, work: Path, folder: Path, timeou
             lambda rank: command,
             timeout,
             folder=folder,
-            environment={SIDE_INTERFACE_VARIABLE: HAUL, "MASTER_ADDR": network.haul_address(0)},
+            environment={
+                SIDE_INTERFACE_VARIABLE: HAUL,
+                "MASTER_ADDR": network.haul_address(0),
+                "OMP_NUM_THREADS": str(contender.threads),
+            },
             meanwhile=progress.look,
         )
     assert progress.began is not None
@@ -174,7 +178,8 @@ def compare(setting: Setting, torchrec: str, given: argparse.Namespace) -> None:
     columns = [
         "", "ms a step", "samples/s", "MB a step", "ms, busiest link", "x one machine", "x TorchRec's best",
     ]  # fmt: skip
-    print_table(f"{setting.title}, {setting.batch:,} samples a step, dim {setting.dim}", columns, rows)
+    title = f"{setting.title}, {setting.batch:,} samples a step, dim {setting.dim}"
+    print_table(f"{title}, threads of a process: {setting.threads}", columns, rows)
 
 
 def main() -> None:
@@ -182,6 +187,8 @@ def main() -> None:
     parser.add_argument("--settings", default=",".join(SETTINGS), help="comma-separated")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60, help="that count, after 30 others")
+    parser.add_argument("--batch", type=int, default=0, help="samples a step, instead of the setting's")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--only", default="", help="contenders whose name matches this expression")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one run")
     given = parser.parse_args()
@@ -189,7 +196,8 @@ def main() -> None:
     print_machine()
     for name in given.settings.split(","):
         try:
-            compare(replace(SETTINGS[name], steps=given.steps), torchrec, given)
+            setting = replace(SETTINGS[name], steps=given.steps, threads=given.threads)
+            compare(replace(setting, batch=given.batch or setting.batch), torchrec, given)
         except TestbedUnavailable as reason:
             console.print(f"skipped: {reason}")
             return

@@ -25,6 +25,7 @@ class Setting:
     warm_up: int = 30
     steps: int = 60  # after the warm-up
     every: int = 10
+    threads: int = 1  # of each process
 
     @property
     def fast(self) -> int:
@@ -41,6 +42,7 @@ class Contender:
     workers: int = 1  # machines, the fastest first
     stores: int = 0  # more machines, which only hold rows
     more_steps: int = 0  # before it counts
+    threads: int = 1  # of each process
 
 
 def rowhaul(setting: Setting, threads: int, *options: str) -> Callable[[Path, Path, int], list[str]]:
@@ -71,28 +73,36 @@ def script(python: str, name: str, *options: str) -> Callable[[Path, Path, int],
 
 def contenders(setting: Setting, torchrec: str) -> Sequence[Contender]:
     """All lines of a setting's table; one machine first."""
-    everyone = len(setting.links)
+    everyone, threads = len(setting.links), setting.threads
     groups = {f"{everyone} machines": everyone}
     if setting.fast < everyone:
         groups = {f"the {setting.fast} fast ones": setting.fast, f"all {everyone}": everyone}
+    torch = script(sys.executable, "torch_rank.py", str(threads))
     found = [
-        Contender("one machine, Rowhaul", rowhaul(setting, 1)),
-        Contender("one machine, Rowhaul, 2 threads", rowhaul(setting, 2)),
-        Contender("one machine, PyTorch", script(sys.executable, "torch_rank.py", "1")),
+        Contender("one machine, Rowhaul", rowhaul(setting, threads), threads=threads),
+        Contender(
+            f"one machine, Rowhaul, {2 * threads} threads", rowhaul(setting, 2 * threads), threads=2 * threads
+        ),
+        Contender("one machine, PyTorch", torch, threads=threads),
     ]
+    homes = ("--colocated", "--peer-to-peer", "--links", "measure")
     for who, workers in groups.items():
-        homes = ("--colocated", "--peer-to-peer", "--links", "measure")
+        peers = {"Rowhaul": rowhaul(setting, threads, *homes), "DDP": torch}
+        for way, called in (("mixed", "tables"), ("row", "rows"), ("planner", "planner")):
+            peers[f"TorchRec, {called}"] = script(torchrec, "torchrec_rank.py", way, str(threads))
         found += [
-            Contender(f"Rowhaul, {who}", rowhaul(setting, 1, *homes), workers),
-            Contender(f"DDP, {who}", script(sys.executable, "torch_rank.py", "1"), workers),
-            Contender(f"TorchRec, tables, {who}", script(torchrec, "torchrec_rank.py", "mixed"), workers),
-            Contender(f"TorchRec, rows, {who}", script(torchrec, "torchrec_rank.py", "row"), workers),
-            Contender(f"TorchRec, planner, {who}", script(torchrec, "torchrec_rank.py", "planner"), workers),
+            Contender(f"{name}, {who}", command, workers, threads=threads) for name, command in peers.items()
         ]
-    stored = rowhaul(setting, 1, "--stores", "1", "--links", "measure")
-    auto = rowhaul(setting, 1, "--colocated", "--peer-to-peer", "--links", "measure", "--shares", "auto")
+    stored = rowhaul(setting, threads, "--stores", "1", "--links", "measure")
+    auto = rowhaul(setting, threads, *homes, "--shares", "auto")
     return [
         *found,
-        Contender(f"Rowhaul, {everyone} workers and a store", stored, everyone, 1),
-        Contender(f"Rowhaul, {everyone} machines, shares auto", auto, everyone, more_steps=AUTO_STEPS),
+        Contender(f"Rowhaul, {everyone} workers and a store", stored, everyone, 1, threads=threads),
+        Contender(
+            f"Rowhaul, {everyone} machines, shares auto",
+            auto,
+            everyone,
+            more_steps=AUTO_STEPS,
+            threads=threads,
+        ),
     ]

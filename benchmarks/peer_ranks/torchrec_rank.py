@@ -87,8 +87,8 @@ def sharded(model: Model, work: Work, way: str, ranks: int) -> nn.Module:
 
 
 def main() -> None:
-    folder, pace_file, steps, way = sys.argv[1:]
-    torch.set_num_threads(1)
+    folder, pace_file, steps, way, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
     dist.init_process_group("gloo")
     rank, ranks = place()
     work = Work(Path(folder))
