@@ -7,6 +7,7 @@ import pytest
 
 from rowhaul.data.formats import Options, open_format
 from rowhaul.data.keys import hash_string
+from rowhaul.data.preparing import prepare
 from rowhaul.data.schema import Schema
 from rowhaul.data.text.reader import BadLines
 from rowhaul.errors import BadLineError, DataError
@@ -49,6 +50,22 @@ def test_ids_of_every_type(read):
     ):
         rows, _ = read({"y": [0, 1, 0], "x": [1.0, None, 3.0], "a": column, "b": [1, 2, 3]})
         assert [row["a"] for row in rows] == keys
+
+
+@pytest.mark.parametrize(
+    "other", [pa.array([5, None]), pa.nulls(2), pa.array([5, 6], pa.uint16()).dictionary_encode()]
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_feature_with_lists_in_one_file_has_lists_in_all(other, first, tmp_path):
+    lists = [[1, 2], []]
+    expected = [[] if one is None else [one] for one in other.to_pylist()]
+    columns = [other, pa.array(lists)] if first else [pa.array(lists), other]
+    paths = [tmp_path / f"{number}.parquet" for number in range(2)]
+    for path, column in zip(paths, columns, strict=True):
+        pq.write_table(pa.table({"y": [0, 1], "x": [0.0, 1.0], "a": column, "b": [1, 2]}), path)
+    prepare(paths, tmp_path / "data", "parquet", schema=SCHEMA, test_share=0)
+    written = pq.read_table(tmp_path / "data" / "part-00000.parquet")["a"].to_pylist()
+    assert written == (expected + lists if first else lists + expected)
 
 
 def test_labels_and_numbers_of_every_type(read):

@@ -37,17 +37,18 @@ def open_parquet(inputs: Sequence[Path], options: Options) -> ParquetSource:
     schema = options.schema
     assert schema is not None  # the registry asks for it
     kinds: dict[str, tuple[str, Path]] = {}
-    origins, is_text = Origins(), set()
+    origins, is_text, in_lists = Origins(), set[str](), set[str]()
     for path in inputs:
         with naming(path), pq.ParquetFile(path) as file:
             found = file.schema_arrow
         check_columns(found, schema, bool(schema.tasks), path, kinds, origins.of(found, path))
         is_text |= {name for name in schema.stored_features if id_kind(found.field(name).type) == TEXT}
+        in_lists |= {name for name in schema.stored_features if is_list(found.field(name).type)}
     types = {name: TYPE_OF_KIND[kind] for name, (kind, _) in kinds.items() if kind in TYPE_OF_KIND}
     for column in schema.stored_ids:
         _check_type(column, types, inputs[0])
     strings = tuple(name for name in schema.stored_features if name in is_text)
-    return ParquetSource(tuple(inputs), schema, written_schema(schema, types), strings)
+    return ParquetSource(tuple(inputs), schema, written_schema(schema, types), strings, frozenset(in_lists))
 
 
 def _check_type(column: IdColumn, types: dict[str, str], path: Path) -> None:
@@ -65,12 +66,16 @@ def _check_type(column: IdColumn, types: dict[str, str], path: Path) -> None:
 
 @dataclass(frozen=True)
 class ParquetSource:
-    """Parquet files read one after the other."""
+    """Parquet files read one after the other.
+
+    ``in_lists`` are the features that have a list in any file: in all chunks they are lists.
+    """
 
     files: tuple[Path, ...]
     described_by: Schema
     schema: Schema
     string_features: tuple[str, ...]
+    in_lists: frozenset[str]
 
     @property
     def guessed_types(self) -> Mapping[str, str]:
@@ -115,7 +120,7 @@ class ParquetSource:
             arrays[name] = nullable(numbers, known)
             refused[name] = refused.get(name, False) | (known & ~finite)
         for feature in schema.stored_features:
-            arrays[feature] = _keys(batch[feature], seed)
+            arrays[feature] = _keys(batch[feature], seed, feature in self.in_lists)
         decoded = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
         bad = bad_rows(columns, refused, schema)
         if bad is None:
@@ -132,9 +137,9 @@ class ParquetSource:
         return [*labels, *weight, *(one.name for one in schema.dense)]
 
 
-def _keys(column: pa.Array, seed: int) -> pa.Array:
+def _keys(column: pa.Array, seed: int, in_lists: bool) -> pa.Array:
     ids = decode_ids(column, seed)
-    if is_list(column.type):
+    if in_lists:
         offsets = ids.offsets if ids.offsets is not None else np.arange(len(column) + 1)
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids.values))
     if ids.offsets is None:
