@@ -4,8 +4,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from click_logs import click_log
+from rowhaul.data.parquet import ParquetRows
 from rowhaul.data.sources import folder as followed
 from rowhaul.data.sources.folder import FolderSource
+from rowhaul.errors import DataError
 
 SAMPLES = 20
 
@@ -67,3 +69,25 @@ def test_files_older_than_the_names_that_are_kept_are_taken_for_read(stopped, lo
     put(folder, 15)
     all_kept = not position["seen"]["older_than"]
     assert read(folder, log_schema, position)[2] == (["15.parquet"] if all_kept else [])
+
+
+def test_a_file_that_becomes_whole_while_it_is_looked_at_is_read(tmp_path, log_schema, monkeypatch):
+    put(tmp_path, 10)
+    path = tmp_path / "part-10.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:-100])
+    looked_at = []
+
+    def looking(*arguments, **options):
+        looked_at.append(path.stat().st_size)
+        try:
+            return ParquetRows(*arguments, **options)
+        except DataError:
+            path.write_bytes(content)  # its writer ends before anybody asks what is wrong with it
+            raise
+
+    monkeypatch.setattr(followed, "ParquetRows", looking)
+    chunks = FolderSource(tmp_path, log_schema, {}).read(None)
+    found = [next(chunks) for _ in range(2)]
+    assert looked_at == [len(content) - 100, len(content)]
+    assert (found[0], len(found[1].block), found[1].set_aside) == (None, SAMPLES, ())

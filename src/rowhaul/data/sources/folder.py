@@ -98,6 +98,7 @@ class FolderSource:
     def _read_file(self, path: Path, position: Position | None) -> Iterator[Chunk | None]:
         """Yield a file's rows, from a position within it; a file that cannot be trained on is set aside."""
         while True:
+            before = _size_and_time(path)
             try:
                 rows = ParquetRows([path], self._schema, with_label=True)
                 self._check_kinds(rows.key_kinds)
@@ -105,7 +106,8 @@ class FolderSource:
             except DataError as error:
                 if position is not None:  # a part of it is trained
                     raise
-                if not _may_still_be_written(path):
+                # It may have become whole since: then it is not the file that was looked at.
+                if _size_and_time(path) == before and not _may_still_be_written(path):
                     yield _nothing_but(SetAside(str(path), str(error)))
                     return
             time.sleep(POLL_SECONDS)
@@ -179,6 +181,14 @@ def _order(name: str) -> tuple[list[str | int], str]:
 def _num_until(names: list[str], last: str) -> int:
     """Count the names, in order, that do not come after one; before the first file that is ``""``."""
     return bisect_right(names, _order(last), key=_order) if last else 0
+
+
+def _size_and_time(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _may_still_be_written(path: Path) -> bool:
