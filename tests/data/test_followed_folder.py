@@ -91,3 +91,38 @@ def test_a_file_that_becomes_whole_while_it_is_looked_at_is_read(tmp_path, log_s
     found = [next(chunks) for _ in range(2)]
     assert looked_at == [len(content) - 100, len(content)]
     assert (found[0], len(found[1].block), found[1].set_aside) == (None, SAMPLES, ())
+
+
+def test_a_further_file_is_found_without_sorting_the_others_again(tmp_path, log_schema, monkeypatch):
+    many = 1000
+    for number in range(many):
+        (tmp_path / f"part-{number}.parquet").touch()
+    source = FolderSource(tmp_path, log_schema, {})
+    expected = [f"part-{number}.parquet" for number in range(many)]
+    assert source._names() == expected
+    keys = []
+    order = followed._order
+    monkeypatch.setattr(followed, "_order", lambda name: keys.append(name) or order(name))
+    assert source._names() == expected
+    assert not keys
+    (tmp_path / "part-7.parquet").unlink()
+    (tmp_path / "part-500b.parquet").touch()
+    expected.remove("part-7.parquet")
+    expected.insert(expected.index("part-500.parquet") + 1, "part-500b.parquet")
+    assert source._names() == expected
+    assert len(keys) < 30
+
+
+def test_a_position_keeps_the_newest_names_in_whatever_order_they_were_seen(monkeypatch):
+    monkeypatch.setattr(followed, "_NAMES_KEPT", 3)
+    names = [f"part-{number}.parquet" for number in (9, 10, 2, 11, 1)]
+    seen = followed._Seen(names[:2])
+    assert (len(seen.kept()["hashes"]), seen.kept()["older_than"]) == (16, "")
+    for name in names[2:]:
+        seen.add(name)
+    assert all(name in seen for name in names)
+    assert seen.kept() == followed._Seen(names).kept()
+    assert seen.kept()["older_than"] == "part-9.parquet"
+    assert seen.kept()["hashes"] == "".join(
+        followed._hash(f"part-{number}.parquet") for number in (11, 10, 9)
+    )

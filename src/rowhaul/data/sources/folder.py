@@ -9,12 +9,11 @@ seen, so that a file that came late while the run was down is noticed.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import os
 import time
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -48,13 +47,14 @@ class FolderSource:
             )
         self.name, self.kinds, self.notes = str(self._folder), dict(kinds), deque[str]()
         self._schema = schema
-        self._seen: set[str] = set()  # names, so that one that comes late is noticed
+        self._seen = _Seen(())
+        self._listed: list[str] = []  # the names of files, in order
 
     def read(self, position: Position | None) -> Iterator[Chunk | None]:
         """Yield the rows of files, in order."""
         current = position["file"] if position else ""
         names = self._names()
-        self._seen = _known_to(position, names[: _num_until(names, current)])
+        self._seen = _Seen(_known_to(position, names[: _num_until(names, current)]))
         if position and position["rows"] < position["of"]:
             yield from self._read_file(self._folder / current, position)
         while True:
@@ -87,13 +87,20 @@ class FolderSource:
         """Do nothing."""
 
     def _names(self) -> list[str]:
+        """List the files; only what is new has to find its place among the many that were there before."""
         with os.scandir(self._folder) as entries:
-            found = [
+            found = {
                 one.name
                 for one in entries
                 if one.name.endswith(".parquet") and not one.name.startswith((".", "_")) and one.is_file()
-            ]
-        return sorted(found, key=_order)
+            }
+        if len(found) != len(self._listed) or not found.issuperset(self._listed):
+            kept = [name for name in self._listed if name in found]
+            new = sorted(found.difference(kept), key=_order)
+            for name in new if kept else ():
+                insort(kept, name, key=_order)
+            self._listed = kept or new
+        return self._listed
 
     def _read_file(self, path: Path, position: Position | None) -> Iterator[Chunk | None]:
         """Yield a file's rows, from a position within it; a file that cannot be trained on is set aside."""
@@ -112,7 +119,7 @@ class FolderSource:
                     return
             time.sleep(POLL_SECONDS)
             yield None
-        facts, seen = rows.file_facts[0], _names_kept(self._seen)
+        facts, seen = rows.file_facts[0], self._seen.kept()
         first = position["rows"] if position else 0
         if position and position["footer"] != facts.footer:
             raise DataError(
@@ -150,11 +157,26 @@ def _after(name: str, num_rows: int, footer: str, seen: dict[str, str], first: i
     return {"file": name, "rows": first + count, "of": num_rows, "footer": footer, "seen": seen}
 
 
-def _names_kept(names: set[str]) -> dict[str, str]:
-    """Return what a position keeps of the names seen so far: hashes of the newest, and where those begin."""
-    newest = heapq.nlargest(_NAMES_KEPT, names, key=_order)
-    older_than = newest[-1] if len(names) > len(newest) else ""
-    return {"hashes": "".join(map(_hash, newest)), "older_than": older_than}
+class _Seen:
+    """Names that were seen, so that one that comes late is noticed."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
+        self._newest = sorted(self._names, key=_order)[-_NAMES_KEPT:]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def add(self, name: str) -> None:
+        """Add a name that was not seen before."""
+        self._names.add(name)
+        insort(self._newest, name, key=_order)
+        del self._newest[:-_NAMES_KEPT]
+
+    def kept(self) -> dict[str, str]:
+        """Return what a position keeps: hashes of the newest, and where those begin."""
+        older_than = self._newest[0] if len(self._names) > len(self._newest) else ""
+        return {"hashes": "".join(map(_hash, reversed(self._newest))), "older_than": older_than}
 
 
 def _hash(name: str) -> str:
