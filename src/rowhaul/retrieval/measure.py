@@ -49,11 +49,14 @@ def measure_index(
 
 
 def _own_items_found(index: ItemIndex, samples: Samples, name: str, found: Int64s) -> list[bool]:
-    """Whether the item of each sample with label 1 was found."""
-    if samples.labels is None or not samples.lengths[samples.features.index(name)].all():
+    """Whether the item of each sample with label 1 was found; samples without an item are left out."""
+    if samples.labels is None:
         return []
-    own = item_keys(samples, name)[: len(found)]
-    is_own = (index.keys[np.maximum(found, 0)] == own[:, None]) & (found >= 0)
-    labels = samples.labels.reshape(len(samples), -1)[: len(found), 0]
-    liked: list[bool] = is_own.any(axis=1)[labels > 0].tolist()
-    return liked
+    has_item = samples.lengths[samples.features.index(name), : len(found)] > 0
+    liked = samples.labels.reshape(len(samples), -1)[: len(found), 0] > 0
+    places = np.flatnonzero(has_item & liked)
+    own = item_keys(samples.take(places), name)
+    best = found[places]
+    is_own = (index.keys[np.maximum(best, 0)] == own[:, None]) & (best >= 0)
+    hits: list[bool] = is_own.any(axis=1).tolist()
+    return hits
