@@ -41,6 +41,13 @@ def test_folders_and_globs_come_in_natural_order(tmp_path: Path) -> None:
     assert names(tmp_path, expand_files(f"{tmp_path}/**/part-0.parquet")) == ["test/part-0.parquet"]
 
 
+@pytest.mark.parametrize("sign", ["\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT THREE}"])
+def test_only_ascii_digits_are_numbers(tmp_path: Path, sign: str) -> None:
+    expected = ["1a1.parquet", f"1{sign}2.parquet", f"1{sign}10.parquet", "2.parquet"]
+    touch(tmp_path, *expected)
+    assert names(tmp_path, expand_files(tmp_path)) == expected
+
+
 def test_a_stem_comes_before_the_stem_with_a_number_and_nothing_else_moves(tmp_path: Path) -> None:
     touch(
         tmp_path,

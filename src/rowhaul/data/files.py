@@ -152,7 +152,8 @@ def in_natural_order(paths: Iterable[Path]) -> list[Path]:
 
 def natural_order(path: Path) -> list[str | int]:
     """Return a sort key under which runs of digits compare as numbers."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", str(path))]
+    parts = re.split(r"([0-9]+)", str(path))  # in turn text and digits
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def schema_beside(folder: Path) -> Path | None:
