@@ -213,6 +213,13 @@ def test_bytes_that_are_not_utf8_are_bad_only_where_they_are_hashed(parse):
     assert bad.count == 1
 
 
+@pytest.mark.parametrize("cut", ["é".encode()[:1], "🦊".encode()[:3]])
+def test_a_character_that_the_end_of_the_file_cuts_off_is_bad(parse, cut):
+    columns, bad = parse("é\n".encode() + cut, [Field("s", "string")], skip=True)
+    assert (columns["s"], bad.count) == ([hash_string("é")], 1)
+    assert parse(b"a\t\xc3", [Field("s", "string"), Field("x", "skip")])[0]["s"] == [hash_string("a")]
+
+
 @pytest.mark.parametrize("codes", [(0x80, 0x800), (0x10000, 0x10FFFF)])
 def test_utf8_is_checked_as_python_does(codes, parse):
     """All first bytes, in characters that are whole, cut off, overlong or followed by others."""

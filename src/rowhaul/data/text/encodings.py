@@ -31,11 +31,11 @@ class Utf8Blocks:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._is_valid = True
 
-    def __call__(self, block: bytes) -> bool:
-        """Look at the next block."""
+    def __call__(self, block: bytes, *, final: bool = False) -> bool:
+        """Look at the next block; ``final`` says that none follows, so that no character may be cut off."""
         if self._is_valid and not (block.isascii() and not self._decoder.getstate()[0]):
             try:
-                self._decoder.decode(block)
+                self._decoder.decode(block, final)
             except UnicodeDecodeError:
                 self._is_valid = False
         return self._is_valid

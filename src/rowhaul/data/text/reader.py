@@ -115,6 +115,8 @@ def read_text(
         parser.append(block)
         while parser.parse(final=False):
             yield parser.take(stored_bytes)
+    if not is_utf8(b"", final=True):
+        parser.check_strings()
     file_bytes = file.path.stat().st_size
     while parser.parse(final=True):
         yield parser.take(file_bytes)
