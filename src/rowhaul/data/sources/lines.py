@@ -46,6 +46,8 @@ class LinesSource:
                 lines.append(rest)
             first = number
             number += len(lines)
+            if first < skip and (number >= skip or ended):
+                self.notes.append(_skipped(number, skip))
             lines, first = lines[max(0, skip - first) :], max(first, skip)
             if lines:
                 decoded = self._decoder.decode(lines, partial(_name, first))
@@ -77,6 +79,16 @@ class LinesSource:
                 break  # the end, which is there the next time, too
             parts.append(read)
         return b"".join(parts) if parts else None
+
+
+def _skipped(number: int, skip: int) -> str:
+    """Say which lines a resumed run has passed over: only their sender knows whether they are the same."""
+    if number >= skip:
+        return f"the first {skip:,} lines are passed over: the model has learned from them before"
+    return (
+        f"standard input has ended after {number:,} lines, which were passed over, since the run was stopped "
+        f"after line {skip:,}; to resume, send the same lines again from the first"
+    )
 
 
 def _name(first: int, place: int) -> str:
