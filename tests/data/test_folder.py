@@ -163,6 +163,22 @@ def test_a_failed_overwrite_can_be_tried_again(tmp_path):
     assert ids(tmp_path) == list(range(45))
 
 
+def test_an_interrupted_overwrite_is_resumed_by_the_same_command(tmp_path):
+    sizes = [80] * 5
+    write(tmp_path / "once", sizes)
+    write(tmp_path / "data", [150])
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "data", sizes, stop_after=3, overwrite=True)
+    with FolderWriter(tmp_path / "data", SCHEMA, MADE_BY, overwrite=True) as writer:
+        assert (writer.rows, writer.position) == (200, {"chunk": 1})
+    write(tmp_path / "data", sizes, overwrite=True)
+    assert contents(tmp_path / "data") == contents(tmp_path / "once")
+    with FolderWriter(
+        tmp_path / "data", SCHEMA, MADE_BY, overwrite=True
+    ) as writer:  # finished: from the start
+        assert (writer.rows, writer.position) == (0, None)  # it was finished
+
+
 def test_an_overwrite_without_a_row_keeps_what_was_there(tmp_path):
     write(tmp_path, [150])
     before = contents(tmp_path)

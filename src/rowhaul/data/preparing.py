@@ -79,7 +79,7 @@ def prepare(
         test_share: share of the rows, the last ones, to put into ``test/``: 0.1, or 0 of rows without a
             label, which are for `predict`.
         check_collisions: read the input again to check that no two strings share a key.
-        overwrite: replace a folder that exists.
+        overwrite: replace a folder that exists, unless the same command has left it unfinished.
         progress: called with the rows written and the share of the input used.
     """
     started = time.monotonic()

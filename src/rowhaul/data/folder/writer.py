@@ -88,7 +88,8 @@ class FolderWriter:
         made_by: the command that makes the rows, plain data. Only the same command may resume.
         inputs: the input files, plain data with a ``path`` each; if they change, it cannot resume.
         test_share: share of the rows, the last ones, to put into ``test/``.
-        overwrite: replace a folder that exists, finished or not, once there is a first row to write.
+        overwrite: replace a folder that exists, once there is a first row to write. One that the same command
+            has left unfinished is resumed all the same.
 
     Example::
 
@@ -217,16 +218,20 @@ class FolderWriter:
     def _check_folder(self) -> None:
         """Refuse a folder that holds something else, or go on with what was begun."""
         progress, manifest = self.folder / PROGRESS_FILE, self.folder / MANIFEST_FILE
-        if progress.exists() and not self._overwrite:
+        if progress.exists():
             state = json.loads(progress.read_text(encoding="utf-8"))
             if state["parts"]:
-                return self._resume(state)
+                refused = self._why_not_resumed(state)
+                if not refused:
+                    return self._resume(state)
+                if not self._overwrite:
+                    raise DataError(refused)
         elif manifest.exists() and not self._overwrite:
             raise DataError(
                 f"{self.folder} already holds a finished data set; choose another folder, or replace it "
                 "(--overwrite)"
             )
-        elif not manifest.exists() and not progress.exists():
+        elif not manifest.exists():
             for other in self.folder.iterdir():
                 if self._overwrite and other.name == SCHEMA_FILE:
                     continue  # left where an earlier attempt to replace the data failed
@@ -242,22 +247,26 @@ class FolderWriter:
         remove_leftovers(self.folder, keep=[])
         self._begun = True
 
-    def _resume(self, state: dict[str, Any]) -> None:
+    def _why_not_resumed(self, state: dict[str, Any]) -> str:
+        """Say why this command is not the one that began the folder, or has other input; empty if it is."""
         made = json.loads(json.dumps(self._made))
         old, new = ({**one["made_by"], "test_share": one["test_share"]} for one in (state, made))
         for what in {**new, **old}:  # an option that is not given has no key
             before, now = old.get(what), new.get(what)
             if before != now:
-                raise DataError(
+                return (
                     f"{self.folder} is unfinished and was begun by another command ({what} was {before!r}, "
                     f"now {now!r}); run that one again to resume it, or replace it (--overwrite)"
                 )
-        if state["inputs"] != made["inputs"]:
-            changed = [one["path"] for one in made["inputs"] if one not in state["inputs"]]
-            raise DataError(
-                f"{', '.join(changed) or 'the input'} has changed since {self.folder} was begun, so it "
-                "cannot be resumed; start over (--overwrite)"
-            )
+        if state["inputs"] == made["inputs"]:
+            return ""
+        changed = [one["path"] for one in made["inputs"] if one not in state["inputs"]]
+        return (
+            f"{', '.join(changed) or 'the input'} has changed since {self.folder} was begun, so it "
+            "cannot be resumed; start over (--overwrite)"
+        )
+
+    def _resume(self, state: dict[str, Any]) -> None:
         self._begun = True
         self._parts = [Part(**part) for part in state["parts"]]
         self._all_written = state["all_written"]
