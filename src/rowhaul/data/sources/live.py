@@ -26,6 +26,7 @@ from rowhaul.data.sources.source import Position, SetAside, Source
 from rowhaul.errors import DataError
 
 PREFETCHED_BATCHES = 4
+_LOOK_SECONDS = 1.0  # without a batch, until whoever waits for one may look around
 UNKNOWN_END = 1 << 60  # batches of a stream whose end is not known
 _EARLIEST = 1e9  # in 2001: seconds since 1970 before it are no time, but a number that a producer chose
 _TOLD_ONE_BY_ONE, _TOLD_EVERY = 10, 1000  # of what is set aside
@@ -34,7 +35,7 @@ Prepared = TypeVar("Prepared")
 
 
 class Idle:
-    """Yielded in place of a batch while there are too few samples for one."""
+    """Yielded in place of a batch while there are too few samples for one: whoever waits may look around."""
 
 
 IDLE = Idle()
@@ -167,6 +168,7 @@ class LiveStream:
     def _cuts(self) -> Iterator[_Cut | Idle]:
         pieces: list[Block] = []
         count, began, heard = 0, 0.0, time.monotonic()
+        looked = heard  # when something was yielded
         position: Position | None = None  # after the samples in pieces
         for chunk in self.source.read(self.position["source"]):
             now = time.monotonic()
@@ -178,6 +180,7 @@ class LiveStream:
                     yield self._cut(pieces, position, early=True)
                     pieces, count, heard = [], 0, time.monotonic()
                 yield IDLE
+                looked = time.monotonic()
                 continue
             heard, first, aside = now, 0, deque(chunk.set_aside)
             while first < len(chunk.block):
@@ -191,11 +194,16 @@ class LiveStream:
                 if count == self.batch_size:
                     yield self._cut(pieces, position, early=False)
                     pieces, count, heard = [], 0, time.monotonic()
+                    looked = heard
             for _, one in aside:
                 self._put_aside(one)
             if count and self._max_wait and time.monotonic() - began >= self._max_wait:
                 yield self._cut(pieces, position, early=True)
                 pieces, count, heard = [], 0, time.monotonic()
+                looked = heard
+            if time.monotonic() - looked >= _LOOK_SECONDS:  # much is set aside, or samples only trickle
+                yield IDLE
+                looked = heard = time.monotonic()
         if count:
             yield self._cut(pieces, position, early=False)
 
