@@ -138,5 +138,7 @@ def test_files_that_do_not_fit(read, tmp_path):
     (tmp_path / "text.parquet").write_text("hello")
     with pytest.raises(DataError, match=r"text.parquet: not a whole Parquet file"):
         open_format("parquet", [tmp_path / "text.parquet"], Options(schema=SCHEMA))
+    with pytest.raises(DataError, match="is a folder; name the files in it"):
+        open_format("parquet", [tmp_path], Options(schema=SCHEMA))
     with pytest.raises(DataError, match="no such file"):
         open_format("parquet", [tmp_path / "nothing"], Options(schema=SCHEMA))

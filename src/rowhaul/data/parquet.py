@@ -148,6 +148,8 @@ def _explain(path: Path, error: Exception) -> str:
     if not path.exists():
         where = f"working directory: {Path.cwd()}"
         return f"{path}: no such file ({where}); it must stay where it is while it is read"
+    if path.is_dir():
+        return f"{path} is a folder; name the files in it"
     if isinstance(error, PermissionError):
         return f"{path}: no permission to read it; run `chmod +r {path}`"
     if path.stat().st_size == 0:
