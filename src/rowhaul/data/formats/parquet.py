@@ -40,7 +40,9 @@ def open_parquet(inputs: Sequence[Path], options: Options) -> ParquetSource:
     origins, is_text, in_lists = Origins(), set[str](), set[str]()
     for path in inputs:
         with naming(path), pq.ParquetFile(path) as file:
-            found = file.schema_arrow
+            found, num_rows = file.schema_arrow, file.metadata.num_rows
+        if num_rows == 0:
+            raise DataError(f"{path} holds no rows")
         check_columns(found, schema, bool(schema.tasks), path, kinds, origins.of(found, path))
         is_text |= {name for name in schema.stored_features if id_kind(found.field(name).type) == TEXT}
         in_lists |= {name for name in schema.stored_features if is_list(found.field(name).type)}
@@ -90,8 +92,6 @@ class ParquetSource:
             path = self.files[number]
             skip = at["row"] if number == at["file"] else 0
             with naming(path), pq.ParquetFile(path, buffer_size=1 << 20) as file:
-                if file.metadata.num_rows == 0:
-                    raise DataError(f"{path} holds no rows")
                 row = 0
                 for batch in file.iter_batches(ROWS_AT_ONCE, columns=names):
                     row += batch.num_rows
