@@ -123,6 +123,25 @@ def test_dictionaries_that_do_not_fit_into_one_are_decoded_one_by_one():
     assert chunk.after(150) == {"id": "1-0", "lines": 50, "entry": "2-0"}
 
 
+@pytest.mark.parametrize(
+    ("ids", "keys"),
+    [
+        (["a", None, "b"], [hash_string("a"), hash_string("b")]),
+        ([b"a", None, b"b"], [hash_string("a"), hash_string("b")]),
+        ([2**53 + 1, None, -7], [2**53 + 1, -7]),
+    ],
+)
+def test_a_null_among_the_values_of_a_dictionary_is_no_id(ids, keys):
+    schema = Schema.from_dict({"label": "click", "ids": ["item"]})
+    column = pa.DictionaryArray.from_arrays(pa.array([2, 1, 0, None]), pa.array(ids))
+    table = pa.table({"click": [1, 1, 0, 0], "item": column})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    chunk = chunk_of(source(schema), [{b"arrow": sink.getvalue().to_pybytes()}])
+    assert [found[0] for found in samples(chunk)] == [[[keys[1]]], [[]], [[keys[0]]], [[]]]
+
+
 def test_what_python_has_no_value_for_is_set_aside():
     types = pa.schema([*TYPES, pa.field("until", pa.timestamp("us"))])
     table = pa.Table.from_pylist([{**row, "until": None} for row in ROWS], types)

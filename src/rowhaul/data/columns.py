@@ -142,6 +142,8 @@ def decode_ids(column: pa.Array, seed: int = 0) -> Ids:
             offsets = elements.offsets[offsets]
         return Ids(elements.values, offsets)
     column = plain_text(column)
+    if pa.types.is_dictionary(column.type) and column.dictionary.null_count:
+        column = column.dictionary_decode()  # its nulls are among the values, and not counted
     if column.null_count:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         return Ids(_keys(column.drop_null(), seed), offsets_of(valid))
