@@ -74,6 +74,16 @@ def test_slower_links_never_help_and_hot_rows_are_summed(trace):
     assert len(hot.at_speed) == len(SPEEDS)
 
 
+def test_rows_that_are_not_admitted_do_not_move(trace, log_folder):
+    config = replace(CONFIG, tables={"default": {"admit_after": 3}})
+    waiting = Trace.read(config, Schema.read(log_folder / "schema.yaml"), f"{log_folder}/*.parquet", 16)
+    machines = Machines((LINK,) * 2, 2)
+    plain, fewer = (
+        predict(one, CLUSTER, 2, "round-robin", None, machines, given_costs(1e-6)) for one in (trace, waiting)
+    )
+    assert 0 < fewer.row_bytes < 0.9 * plain.row_bytes
+
+
 def test_the_most_frequent_rows_are_those_counted_one_by_one(trace):
     pairs = np.concatenate([np.stack([one.tables, one.keys], axis=1) for one in trace.batches])
     rows, counts = np.unique(pairs, axis=0, return_counts=True)

@@ -109,6 +109,7 @@ def predict(
         topology,
         hot=hot,
         speeds=[one.bytes_per_second for one in links],
+        policies=trace.policies,
     )
     planned = _Planned.run(trace, settings, links, progress)
     share = trace.batch_size / count
@@ -148,7 +149,9 @@ def _beside(seconds: float, work: float, cores: float) -> float:
 def planning_seconds(trace: Trace, config: ClusterConfig) -> float:
     """Processor seconds that planning a step takes on a cluster."""
     topology = config.topology()
-    settings = trace.layout.schedule_settings(replace(config, links="equal", shares="equal"), topology)
+    settings = trace.layout.schedule_settings(
+        replace(config, links="equal", shares="equal"), topology, policies=trace.policies
+    )
     return _Planned.run(trace, settings, (), lambda done: None).cpu
 
 

@@ -11,7 +11,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import DataError
 from rowhaul.runtime.layout import TableLayout
-from rowhaul.schedule import HotRows, IdBatch
+from rowhaul.schedule import HotRows, IdBatch, RowPolicy
 from rowhaul.simulate.trace import RowCounter
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.tables import ids_of, layout_of, only_collection
@@ -31,6 +31,7 @@ class Trace:
         dense_bytes: of the gradients that workers sum in every step.
         is_whole: whether the data has no more.
         pruned: whether rows are pruned; then batches name the chunks that are left.
+        policies: of the tables, as training will have them; none where rows are pruned.
     """
 
     layout: TableLayout
@@ -39,6 +40,7 @@ class Trace:
     dense_bytes: int
     is_whole: bool
     pruned: bool = False
+    policies: tuple[RowPolicy, ...] = ()
 
     @classmethod
     def read(cls, config: TrainConfig, schema: Schema, data: Any, num_batches: int) -> Trace:
@@ -58,7 +60,8 @@ class Trace:
             dense //= 2
         whole = SampleStream(data, schema, size, require_label=False).num_batches <= len(found)
         pruned = config.prune.is_used
-        return cls(layout, layout.records_read(found), size, dense, whole, pruned)
+        policies = () if pruned else config.row_policies([one.name for one in collection.table_configs()])
+        return cls(layout, layout.records_read(found), size, dense, whole, pruned, policies)
 
     def most_frequent(self, count: int) -> HotRows:
         """The rows that the batches name most often."""
