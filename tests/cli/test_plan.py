@@ -51,6 +51,8 @@ def test_json_has_all_numbers_and_fast_links_pay(plan):
         assert one["samples_per_second"] == pytest.approx(250 / one["seconds"])
         assert one["machine_bytes"] > 0
         assert one["fits"]
+    plain, hot = found["predictions"][1:]
+    assert hot["machine_bytes"] > plain["machine_bytes"]  # every machine holds the replicated rows, too
 
 
 @pytest.mark.slow

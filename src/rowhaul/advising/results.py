@@ -32,6 +32,14 @@ DISTURBED = (
 )
 
 
+MemoryKey = tuple[int, bool, bool]  # how many machines; whether rows are pruned; whether some are replicated
+
+
+def memory_key(prediction: Prediction) -> MemoryKey:
+    """What the memory of a machine depends on."""
+    return prediction.machines, prediction.pruned, prediction.hot_rows > 0
+
+
 @dataclass(frozen=True)
 class Results:
     """Predictions and the advice drawn from them."""
@@ -42,7 +50,7 @@ class Results:
     machines: Machines
     costs: Costs
     predictions: tuple[Prediction, ...]
-    needed: Mapping[tuple[int, bool], int]  # bytes of a machine, by how many there are and whether pruned
+    needed: Mapping[MemoryKey, int]  # bytes of a machine
     available: int
     advice: Advice
 
@@ -52,7 +60,7 @@ class Results:
 
     def memory(self, prediction: Prediction) -> int:
         """Bytes that a machine needs."""
-        return self.needed[prediction.machines, prediction.pruned]
+        return self.needed[memory_key(prediction)]
 
     @property
     def warning(self) -> str:

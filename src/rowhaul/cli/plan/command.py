@@ -18,6 +18,7 @@ from rowhaul.errors import ConfigError
 if TYPE_CHECKING:
     from rowhaul.advising.costs import Costs
     from rowhaul.advising.predict import Prediction
+    from rowhaul.advising.results import MemoryKey
     from rowhaul.advising.trace import Trace
     from rowhaul.data.schema import Schema
     from rowhaul.simulate.links import Link
@@ -97,7 +98,7 @@ class _Task:
         from rowhaul._files import write_text
         from rowhaul.advising.advice import advise
         from rowhaul.advising.page import render
-        from rowhaul.advising.results import Results
+        from rowhaul.advising.results import Results, memory_key
         from rowhaul.advising.trace import Trace
         from rowhaul.cli.plan.report import print_report
         from rowhaul.cli.size.command import machine_memory
@@ -106,11 +107,10 @@ class _Task:
         configs = [self.config]
         if self.config.prune.is_used:
             configs.insert(0, replace(self.config, prune=UNPRUNED))
-        needed = {  # first, for it looks at what this process holds: traces and measurements would count
-            (count, bool(pruned)): bytes_needed
-            for pruned, config in enumerate(configs)
-            for count, bytes_needed in self._memory(config, counts).items()
-        }
+        # First, for it looks at what this process holds: traces and measurements would count.
+        needed = self._memory(configs[0], counts, hot_rows)
+        for config in configs[1:]:
+            needed |= self._memory(config, counts, 0)  # pruned rows are never replicated
         traces = [Trace.read(config, self.schema, self.data, batches) for config in configs]
         costs = self._costs(compute, batches)
         predictions = self._predict(traces, counts, dispatchers, hot_rows, costs)
@@ -128,7 +128,7 @@ class _Task:
             advise(
                 predictions,
                 self.machines.links,
-                lambda one: needed[one.machines, one.pruned] <= available,
+                lambda one: needed[memory_key(one)] <= available,
             ),
         )
         if self.as_json:
@@ -193,14 +193,15 @@ class _Task:
                 )
         return found
 
-    def _memory(self, config: TrainConfig, counts: list[int]) -> dict[int, int]:
-        """Bytes that a machine needs, by the number of machines."""
+    def _memory(self, config: TrainConfig, counts: list[int], hot_rows: int) -> dict[MemoryKey, int]:
+        """Bytes that a machine needs, by `MemoryKey`."""
         from rowhaul.cli.size.command import describe_run
         from rowhaul.sizing.row_counts import count_rows
         from rowhaul.train.cluster_config import ONE_PROCESS
 
         limit = config.max_steps * config.batch_size or None
         found = count_rows(self.data, self.schema, limit=limit, sample=None)
+        pruned, hot_rows = config.prune.is_used, min(hot_rows, sum(found.rows.values()))
         needed = {}
         for count in counts:
             cluster = ONE_PROCESS
@@ -209,7 +210,10 @@ class _Task:
                     config.cluster, workers=count, colocated=True, peer_to_peer=True, links="equal"
                 )
             run, _ = describe_run(replace(config, cluster=cluster), self.schema, self.data, found, count)
-            needed[count] = run.estimate().needed
+            needed[count, pruned, False] = run.estimate().needed
+            if count > 1 and hot_rows:
+                hot = replace(run.config, cluster=replace(cluster, hot_rows=hot_rows))
+                needed[count, pruned, True] = replace(run, config=hot).estimate().needed
         return needed
 
 
