@@ -1,7 +1,10 @@
 """What is said of predictions: who wins, by how much, and from which speed of links on."""
 
+import re
+
 import pytest
 
+from rowhaul._quantities import parse_speed
 from rowhaul.advising.advice import WORTH, advise, helpful_speed
 from rowhaul.advising.predict import SPEEDS, Prediction
 from rowhaul.simulate.links import Link
@@ -31,6 +34,23 @@ def test_one_machine_is_kept_where_links_are_too_slow_and_the_speed_that_helps_i
     assert speed == pytest.approx(needed, rel=0.05)
     assert speed >= needed
     assert advice.text.endswith("; with links of 550mbit or more, four would help")
+
+
+@pytest.mark.parametrize("links", [LINKS, [Link(1e9 / 8), Link(100e6 / 8)]])
+@pytest.mark.parametrize("transfer", [0.0354, 0.036, 0.07, 0.5])
+def test_links_that_are_named_do_help(links, transfer):
+    way = several(2, 0.06, transfer)
+    text = advise([alone(), way], links).text
+    if links is LINKS:
+        named = parse_speed(re.search(r"links of (\S+) or more", text)[1], "links") * 8 / 100e6
+    else:
+        named = float(re.search(r"all links ([\d.]+) times as fast", text)[1])
+    assert named > 1
+    assert (0.06 + transfer / named) * WORTH <= 0.1
+
+
+def test_a_step_of_seconds_is_said_in_seconds():
+    assert advise([alone(1.5)], LINKS).text == "one machine: 1.5 s a step"
 
 
 def test_links_that_could_not_help_are_not_named():
@@ -78,9 +98,9 @@ def test_links_that_differ_are_named_by_how_many_times_as_fast_they_have_to_be()
     predictions = [alone(), several(2, 0.06, 0.05), several(4, 0.04, 5.0)]
     text = advise(predictions, [fast, fast, slow, slow]).text
     assert text.endswith(
-        "; with links of 1.4gbit or more, two would help"
+        "; with links of 1.5gbit or more, two would help"
     )  # machines are taken from the front
     text = advise(predictions, [fast, slow, slow, slow]).text
-    assert text.endswith("; with all links 1.4 times as fast, two would help")
+    assert text.endswith("; with all links 1.5 times as fast, two would help")
     text = advise([alone(), several(2, 0.05, 100.0)], [fast, slow]).text
     assert text.endswith("; all links 256 times as fast would not be enough either")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rowhaul._quantities import seconds_text
 from rowhaul.advising.predict import SPEEDS, Prediction, seconds_at
 from rowhaul.simulate.links import Link
 
 WORTH = 1.05  # more machines must be this much faster to be worth it
 _STEPS = 64  # of the search for a speed, between two that were tried
+_EXACT = 1e-9  # of a digit: what floating point may add to a number that has two already
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def advise(
     more = [count for count in counts if count > 1]
     if chosen == 1:
         if not more:
-            return Advice(1, f"one machine: {best.seconds * 1e3:.3g} ms a step")
+            return Advice(1, f"one machine: {seconds_text(best.seconds)} a step")
         other = min((best_of(predictions, count) for count in more), key=lambda one: one.seconds)
         ratio = alone.seconds / other.seconds
         text = f"stay with one machine: {_number(other.machines)} would reach {ratio:.2g} times its speed"
@@ -112,9 +115,10 @@ def _links_at(links: Sequence[Link], speed: float) -> str:
 
 
 def _rounded(speed: float, links: Sequence[Link]) -> float:
-    """A speed at which links have two digits: a prediction is no better."""
+    """A speed at which links have two digits, rounded up: what is less would not help."""
     given = links[0].bytes_per_second * 8 if _are_equal(links) else 1.0
-    return float(f"{given * speed:.1e}") / given
+    digit = 10.0 ** (math.floor(math.log10(given * speed)) - 1)
+    return math.ceil(given * speed / digit - _EXACT) * digit / given
 
 
 def _are_equal(links: Sequence[Link]) -> bool:
