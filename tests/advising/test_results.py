@@ -1,5 +1,6 @@
 """What `rowhaul plan` says about its own numbers."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -36,3 +37,17 @@ def test_the_plot_over_speeds_fits_all_numbers_of_machines(links, axis):
     )
     (shown,) = _by_speed(results).axes
     assert shown.get_xlabel() == axis
+
+
+def test_one_machine_is_one_line_over_speeds_of_links_also_with_pruned_rows():
+    at_speed = tuple(1 / speed for speed in SPEEDS)
+    alone = Prediction(1, "", 0, 1.0, 1.0, at_speed=(1.0,) * len(SPEEDS))
+    several = Prediction(2, "joint", 0, 1.0, 1.0, at_speed=at_speed)
+    predictions = (alone, replace(alone, pruned=True), several, replace(several, pruned=True))
+    machines = SimpleNamespace(share_cores=False, links=parse_links("1gbit", 3, "--links"))
+    results = Results(
+        500, 10, True, machines, SimpleNamespace(given=True), predictions, {}, 0, Advice(1, "one")
+    )
+    (shown,) = _by_speed(results).axes
+    names = [text.get_text() for text in shown.get_legend().get_texts()]
+    assert sorted(names) == ["2 machines, at their quickest", "one machine"]

@@ -81,8 +81,9 @@ def _by_speed(results: Results) -> Figure:
     given = speeds_given.pop() if len(speeds_given) == 1 else 1.0
     across = "speed of the links, times that given" if speeds_given else "Mbit/s of the links"
     ways: defaultdict[int, list[tuple[float, ...]]] = defaultdict(list)
-    for one in results.predictions[1:]:
-        ways[one.machines].append(one.at_speed)
+    for one in results.predictions:
+        if one.machines > 1:
+            ways[one.machines].append(one.at_speed)
 
     def draw(axis: Axes) -> None:
         for (machines, seconds), colour in zip(ways.items(), cycle(COLOURS), strict=False):
