@@ -43,6 +43,12 @@ def test_a_subset_is_named_by_its_workers():
     assert "laia on 1 of 2 workers (1)" in text
 
 
+def test_unequal_shares_and_the_dispatcher_that_ran_are_named():
+    found = replace(one("joint", 0.05, 1e-3, (70, 30)), dispatch="joint:objective=makespan")
+    assert "use joint:objective=makespan on all 2 workers with --shares 70,30: 50 ms" in said(found)
+    assert "--shares" not in said(one("joint", 0.05, 1e-3, (34, 33, 33)))
+
+
 def test_without_compute_nothing_is_said_of_how_many():
     assert said(one("laia", 0.09, 0.0)).endswith("cannot be said without compute (--compute).")
 

@@ -43,10 +43,14 @@ def _mechanism(outcome: Outcome) -> str:
 
 def _who(outcome: Outcome) -> str:
     used = [worker for worker, share in enumerate(outcome.shares) if share]
-    if len(used) == len(outcome.shares):
-        return f"{_mechanism(outcome)} on all {len(used)} workers"
-    names = ", ".join(map(str, used))
-    return f"{_mechanism(outcome)} on {len(used)} of {len(outcome.shares)} workers ({names})"
+    who = f"{outcome.dispatch} on all {len(used)} workers"
+    if len(used) < len(outcome.shares):
+        names = ", ".join(map(str, used))
+        who = f"{outcome.dispatch} on {len(used)} of {len(outcome.shares)} workers ({names})"
+    samples = [outcome.shares[worker] for worker in used]
+    if max(samples) - min(samples) <= 1:  # as equal as a batch can be divided
+        return who
+    return f"{who} with --shares {','.join(map(str, outcome.shares))}"
 
 
 def _time(seconds: float) -> str:
