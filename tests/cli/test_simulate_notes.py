@@ -28,6 +28,10 @@ QUICK = ("--dispatch", "laia", "--no-subsets", "--iterations", "6")
         (("--links", "0.5gbit,5gbit*3", "--subsets"), "list the machine to keep first"),
         (("--links", "0.5gbit,5gbit*3", "--shares", "0,1,1,1"), "in every sum even without a share"),
         (("--hot", "1000000"), "all of them are replicated"),
+        (("--evict", "lfu"), "--evict lfu has no effect without --max-rows"),
+        (("--prune-chunks", "2"), "--prune-chunks has no effect without --prune"),
+        (("--prune-period", "3"), "--prune-period has no effect without --prune"),
+        (("--sync", "static", "--policy", "lfu"), "with --sync static nothing is cached"),
         (
             ("--shares", "200*2,56*2"),
             "--shares add up to 512, not to the global batch of 200 samples, so they are taken as weights: "

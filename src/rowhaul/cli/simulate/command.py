@@ -10,6 +10,7 @@ import typer
 from rowhaul.cli.console import console, say
 from rowhaul.cli.progress import exit_when_interrupted
 from rowhaul.cli.run import FEATURES, SCHEMA
+from rowhaul.cli.simulate.notes import PRUNE_CHUNKS
 
 # Rich reads square brackets in help as markup.
 DISPATCH_HELP = (
@@ -91,7 +92,7 @@ def simulate(
     prune: str | None = typer.Option(
         None, help="Prune this share of the rows' values, such as 90%, by how often they are read."
     ),
-    prune_chunks: int = typer.Option(4, help="With --prune: chunks of a row."),
+    prune_chunks: int = typer.Option(PRUNE_CHUNKS, help="With --prune: chunks of a row."),
     prune_period: int | None = typer.Option(
         None, help="With --prune: iterations between two prunings; default: as training over so many."
     ),

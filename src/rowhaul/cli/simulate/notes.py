@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rowhaul.simulate.results import Outcome
     from rowhaul.simulate.shares import Shares
 
+PRUNE_CHUNKS = 4  # where --prune-chunks says nothing else
+
 
 def notes_on_effects(
     given: dict[str, Any], schedule: ScheduleSettings, mechanisms: Sequence[str]
@@ -32,6 +34,14 @@ def notes_on_effects(
             "--decision-budget has no effect: only laia-adaptive without a number of tables and joint:auto "
             "use it."
         )
+    if given["evict"] != "lru" and given["max_rows"] is None:
+        yield f"--evict {given['evict']} has no effect without --max-rows: no table is ever full."
+    if given["prune"] is None and given["prune_chunks"] != PRUNE_CHUNKS:
+        yield "--prune-chunks has no effect without --prune."
+    if given["prune"] is None and given["prune_period"] is not None:
+        yield "--prune-period has no effect without --prune."
+    if given["policy"] != "lru" and sync == "static":
+        yield f"--policy {given['policy']} has no effect: with --sync static nothing is cached."
 
 
 def notes_on_pruning(config: PruneConfig, iterations: int, dim: int) -> Iterator[str]:
