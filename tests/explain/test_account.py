@@ -155,6 +155,15 @@ def test_workers_without_a_share_are_named_and_their_waits_are_not_counted():
     assert "left out" not in dict(summarise(explained(30).detail(30)))
 
 
+def test_waits_count_as_often_as_a_worker_took_part():
+    account = explained(30)
+    account.reports[1] = RankReport(100, 0, {}, {0: 1.0})
+    account.reports[2] = RankReport(1, 99, {}, {0: 5.0})  # a long wait at the beginning, then no share
+    found = Findings(account.detail(30))
+    assert found.training == [0, 1]
+    assert found.waited_for(0) == pytest.approx(6.0 / 101)
+
+
 def test_a_run_without_iterations_has_a_summary():
     account = Account(facts())
     account.reports = [RankReport(0) for _ in range(5)]

@@ -56,21 +56,25 @@ class Findings:
         self.roles: list[str] = detail["roles"]
         self.tables: list[str] = detail["tables"]
 
+    @property
+    def _workers(self) -> list[dict[str, Any]]:
+        """What each worker has reported."""
+        return list(self.detail["ranks"][: self.num_workers])
+
     @cached_property
     def seconds(self) -> list[dict[str, float]]:
         """Where each worker's time goes, by `PARTS`."""
         return [
             {name: float(one["seconds"].get(name, 0.0)) / max(1, one["iterations"]) for name in PARTS}
-            for one in self.detail["ranks"][: self.num_workers]
+            for one in self._workers
         ]
 
     @cached_property
     def left_out(self) -> dict[int, float]:
         """Workers that were without a share, and in which part of the iterations."""
-        workers = enumerate(self.detail["ranks"][: self.num_workers])
         return {
             rank: out / (out + int(one["iterations"]))
-            for rank, one in workers
+            for rank, one in enumerate(self._workers)
             if (out := one.get("left_out", 0))
         }
 
@@ -82,8 +86,7 @@ class Findings:
     @cached_property
     def composition(self) -> dict[str, float]:
         """The mean over the workers, each as often as it took part."""
-        ranks = self.detail["ranks"][: self.num_workers]
-        count = max(1, sum(one["iterations"] for one in ranks))
+        ranks, count = self._workers, max(1, sum(one["iterations"] for one in self._workers))
         return {name: float(sum(one["seconds"].get(name, 0.0) for one in ranks)) / count for name in PARTS}
 
     @cached_property
@@ -91,7 +94,7 @@ class Findings:
         """The processor time of each worker's training thread."""
         return [
             float(one["seconds"].get("cpu", 0.0)) / max(1, one["iterations"] + one.get("left_out", 0))
-            for one in self.detail["ranks"][: self.num_workers]
+            for one in self._workers
         ]
 
     @property
@@ -109,9 +112,10 @@ class Findings:
         }
 
     def waited_for(self, rank: int) -> float:
-        """Seconds that the other workers that trained waited for a rank's rows, on average."""
-        others = max(1, len(self.training) - (rank in self.training))
-        return sum(seconds for (_, peer), seconds in self.waits.items() if peer == rank) / others
+        """Seconds that the other workers waited for a rank's rows, each counted as often as it took part."""
+        others = [one for number, one in enumerate(self._workers) if number != rank]
+        count = max(1, sum(int(one["iterations"]) for one in others))
+        return sum(float(s) for one in others for peer, s in one["waited"] if int(peer) == rank) / count
 
     @cached_property
     def row_bytes(self) -> float:
