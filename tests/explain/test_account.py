@@ -10,6 +10,7 @@ from rowhaul.explain.explain_file import ExplainFile, read_lines
 from rowhaul.explain.findings import PARTS, Findings
 from rowhaul.explain.rank_report import RankReport, clock_shift
 from rowhaul.explain.summary import summarise
+from rowhaul.schedule import Topology
 
 
 def test_a_detail_has_every_byte_of_the_plans():
@@ -162,6 +163,21 @@ def test_waits_count_as_often_as_a_worker_took_part():
     found = Findings(account.detail(30))
     assert found.training == [0, 1]
     assert found.waited_for(0) == pytest.approx(6.0 / 101)
+
+
+def test_a_worker_left_out_still_sends_the_rows_that_it_stores():
+    account = explained(30, topology=Topology(num_workers=3, colocated=True))
+    for one in account.reports[:3]:
+        one.waited[2] = 0.9 * 30
+    found = Findings(account.detail(30))
+    sent = [(kind, size) for source, _, kind, _, _, size in found.detail["links"] if source == 2]
+    stored = sum(size for kind, size in sent if kind == "miss_pull") / sum(size for _, size in sent)
+    assert 0 < stored < 1
+    assert found.stored_share(2) == pytest.approx(stored)
+    (advice,) = (one for one in advise(found) if one.what == "fewer workers")
+    assert "Without worker 2" in advice.text
+    assert advice.saves_seconds == pytest.approx(0.9 * (1 - stored) - 0.005)
+    assert f"{stored:.0%} of whose bytes it would still send" in advice.basis
 
 
 def test_a_run_without_iterations_has_a_summary():

@@ -86,16 +86,18 @@ def _leave_one_out(found: Findings) -> Iterator[Advice]:
     now = found.iteration_seconds
     slowest = max(found.training, key=found.waited_for)
     extra = found.seconds[slowest]["compute"] / (len(found.training) - 1) if found.seconds else 0.0
-    saved = found.waited_for(slowest) - extra
+    stored = found.stored_share(slowest)
+    saved = found.waited_for(slowest) * (1 - stored) - extra
     if saved > now * _WORTH_SAYING:
         yield Advice(
             "fewer workers",
             saved,
             f"Without {found.roles[slowest]} an iteration would take about {seconds_text(now - saved)} "
             f"instead of {seconds_text(now)}: give it a share of 0 (`--shares`).",
-            f"The others waited {seconds_text(found.waited_for(slowest))} an iteration for its rows; its "
-            f"samples would add {seconds_text(extra)} of compute to each of them. The dense sum is taken to "
-            "stay as it is.",
+            f"The others waited {seconds_text(found.waited_for(slowest))} an iteration for its rows"
+            + (f", {stored:.0%} of whose bytes it would still send, as their home" if stored else "")
+            + f"; its samples would add {seconds_text(extra)} of compute to each of them. The dense sum is "
+            "taken to stay as it is.",
         )
 
 

@@ -117,6 +117,13 @@ class Findings:
         count = max(1, sum(int(one["iterations"]) for one in others))
         return sum(float(s) for one in others for peer, s in one["waited"] if int(peer) == rank) / count
 
+    def stored_share(self, rank: int) -> float:
+        """The part of the bytes that a rank sends of rows that it stores: without a share it still would."""
+        kinds: Counter[str] = Counter()
+        for source, _, kind, _, _, num_bytes in self.detail["links"]:
+            kinds[kind] += num_bytes * (source == rank)
+        return kinds["miss_pull"] / max(1, kinds.total())
+
     @cached_property
     def row_bytes(self) -> float:
         """Bytes of all rows moved."""
