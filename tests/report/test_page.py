@@ -6,12 +6,14 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from explain_cases import write_run
+from explain_cases import explained, write_run
 
 from rowhaul.errors import ConfigError
+from rowhaul.explain.findings import Findings
 from rowhaul.report import plots
 from rowhaul.report.page import render
 from rowhaul.report.reading import read_run
+from rowhaul.report.tables import by_link, by_reason, by_table, costly_tables
 from rowhaul.report.words import missing, sentences, tiles
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -201,6 +203,18 @@ def test_many_ranks_are_not_all_drawn(tmp_path):
     _, text = page_of(folder)
     assert "12 ranks that wait less are left out" in text
     assert ">worker 15<" in text
+
+
+def test_tables_show_rows_that_seldom_move_and_no_seconds_that_nobody_measured():
+    detail = explained(30).detail(30)
+    often, seldom = (Findings({**detail, "iterations": count}) for count in (30, 30_000))
+    for make in (by_link, by_table, by_reason, costly_tables):
+        assert "<td>0.0</td>" not in make(seldom)
+        assert "0.00 ms" not in make(often)
+    for line in re.findall("<tr>(.*?)</tr>", by_link(often)):
+        if ">dense sum<" in line or ">control<" in line:
+            assert line.endswith("<td></td>")
+    assert " 0%" not in costly_tables(often)
 
 
 def test_sentences_do_not_depend_on_a_page(tmp_path):

@@ -9,6 +9,7 @@ from html import escape
 from rowhaul._quantities import bytes_text, seconds_text
 from rowhaul.explain.advice import advise
 from rowhaul.explain.findings import CONTROL, DENSE, KIND_TITLES, PARTS, REASON_TITLES, Findings, Moved
+from rowhaul.explain.summary import shares_text
 
 _MOST_LINES = 400  # of a table; the rest is summed up
 _COSTLY = 5
@@ -24,8 +25,7 @@ def costly_tables(found: Findings) -> str:
         for (other, _, reason), part in found.by_table.items():
             if other == table:
                 why[reason] = why.get(reason, 0.0) + part.num_bytes
-        largest = sorted(why.items(), key=lambda one: -one[1])[:3]
-        reasons = ", ".join(f"{REASON_TITLES[name]} {n / moved.num_bytes:.0%}" for name, n in largest)
+        reasons = shares_text({REASON_TITLES[name]: num_bytes for name, num_bytes in why.items()})
         share = moved.num_bytes / found.row_bytes if found.row_bytes else 0.0
         lines.append([found.tables[table], *_cells(moved), f"{share:.1%}", _Bar(share), reasons])
     return _table(
@@ -150,10 +150,12 @@ def _why(kind: str, reason: str) -> str:
 
 
 def _cells(moved: Moved) -> list[str]:
+    """Rows, bytes and seconds; what is not measured, as seconds of the dense sum, is left blank."""
+    rows = f"{moved.rows:,.1f}" if moved.rows >= 0.1 else f"{moved.rows:.1g}"
     return [
-        f"{moved.rows:,.1f}" if moved.rows else "",
+        rows if moved.rows else "",
         bytes_text(moved.num_bytes),
-        seconds_text(moved.seconds),
+        seconds_text(moved.seconds) if moved.seconds else "",
     ]
 
 
