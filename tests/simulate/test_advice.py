@@ -50,7 +50,9 @@ def test_unequal_shares_and_the_dispatcher_that_ran_are_named():
 
 
 def test_without_compute_nothing_is_said_of_how_many():
-    assert said(one("laia", 0.09, 0.0)).endswith("cannot be said without compute (--compute).")
+    text = said(one("laia", 0.09, 0.0))
+    assert text.startswith("Advice: transfers take least time with laia on all 2 workers.")  # not: send least
+    assert text.endswith("cannot be said without compute (--compute).")
 
 
 def test_one_machine_alone_is_the_fastest_of_all_not_only_of_those_with_a_share():

@@ -6,14 +6,14 @@ from rowhaul.simulate.results import BEST_SUBSET, EQUAL, Outcome, Results
 
 
 def advice(results: Results) -> str:
-    """Say what to do, from the modelled iterations; without compute, only what is cheapest to send."""
+    """Say what to do, from the modelled iterations; without compute, only whose moves take least."""
     best = min(results.outcomes, key=lambda one: (one.iteration_seconds, one.cost_seconds))
     who = _who(best)
     alone = best.alone_seconds
     if not any(one.compute_seconds.any() for one in results.outcomes):
         return (
-            f"Advice: to send the least, use {who}. Whether more workers pay cannot be said without compute "
-            "(--compute)."
+            f"Advice: transfers take least time with {who}. Whether more workers pay cannot be said without "
+            "compute (--compute)."
         )
     took = f"{_time(best.iteration_seconds)} an iteration"
     if best.iteration_seconds < alone:
