@@ -2,7 +2,11 @@
 
 import json
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from rowhaul.cli.app import app
@@ -41,6 +45,24 @@ def test_budgets_are_kept_and_compared_with_all_rows(log, tmp_path, monkeypatch)
     assert [json.loads(shorter.stdout)["probes"][1][name] for name in ("dim", "row_dtype")] == [
         small[name] for name in ("dim", "row_dtype")
     ]
+
+
+def test_a_label_that_is_a_number_is_compared_by_its_rmse(log, tmp_path):
+    for name in ("part-00000.parquet", "test/part-00000.parquet"):
+        table = pq.read_table(log / name)
+        seconds = pa.array(np.random.default_rng(1).exponential(3.0, len(table)).astype(np.float32))
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(table.append_column("seconds", seconds), tmp_path / name)
+    schema = yaml.safe_load((log / "schema.yaml").read_text())
+    del schema["label"]
+    schema["labels"] = [{"name": "seconds", "kind": "number"}]
+    (tmp_path / "schema.yaml").write_text(yaml.safe_dump(schema))
+    options = ("--data", tmp_path / "*.parquet", "--eval-data", tmp_path / "test", "--batch-size", 256)
+    ran = sized(*options, "--budgets", "128KiB", "--probe-steps", 3, "--plot", tmp_path / "trade.png")
+    assert ran.exit_code == 0, ran.output
+    assert "RMSE of seconds" in ran.output
+    assert "nan" not in ran.output
+    assert (tmp_path / "trade.png").exists()
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

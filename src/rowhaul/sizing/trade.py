@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,15 @@ class Probe:
     row_bytes: int
     auc: float
     log_loss: float
+    rmse: Mapping[str, float] = field(default_factory=dict)  # of labels that are numbers
+
+    @property
+    def quality(self) -> tuple[str, float]:
+        """What probes are compared by: the AUC, or the RMSE of the first label where none is of 0 and 1."""
+        if isnan(self.auc) and self.rmse:
+            name, value = next(iter(self.rmse.items()))
+            return f"RMSE of {name}", value
+        return "AUC", self.auc
 
 
 def probes(
@@ -71,7 +81,8 @@ def probes(
         if result.metrics is None:
             return found  # it was stopped
         metrics, dim = result.metrics, tried.model.embedding_dim
-        found.append(Probe(budget, dim, tried.held_in, result.row_bytes, metrics.auc, metrics.log_loss))
+        rmse = {name: one["rmse"] for name, one in metrics.tasks.items() if "rmse" in one}
+        found.append(Probe(budget, dim, tried.held_in, result.row_bytes, metrics.auc, metrics.log_loss, rmse))
     return found
 
 
@@ -83,18 +94,20 @@ def _shortened(run: TrainConfig, given: TrainConfig, steps: int) -> TrainConfig:
 
 
 def draw(found: Sequence[Probe], path: Path) -> None:
-    """Draw AUC against the memory of rows."""
+    """Draw how good probes are against the memory of rows."""
     from matplotlib.figure import Figure
 
     whole, within = found[0], found[1:]
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    axes.semilogx([one.row_bytes / _MIB for one in within], [one.auc for one in within], "o-", color="C0")
+    title, best = whole.quality
+    memory, reached = [one.row_bytes / _MIB for one in within], [one.quality[1] for one in within]
+    axes.semilogx(memory, reached, "o-", color="C0")
     for one in within:  # beside the line, which rises to the right
         _label(axes, one, f"{one.budget / _MIB:,.4g} MiB, rows of {one.dim}", "left", (7, -10))
-    axes.semilogx([whole.row_bytes / _MIB], [whole.auc], "s", color="black")
+    axes.semilogx([whole.row_bytes / _MIB], [best], "s", color="black")
     _label(axes, whole, f"all rows, {whole.dim} values each", "center", (0, -14))
-    axes.set(xlabel="memory of rows, optimizer state and all that finds them (MiB)", ylabel="AUC")
+    axes.set(xlabel="memory of rows, optimizer state and all that finds them (MiB)", ylabel=title)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.margins(x=0.2, y=0.2)
     axes.spines[["top", "right"]].set_visible(False)
@@ -102,5 +115,5 @@ def draw(found: Sequence[Probe], path: Path) -> None:
 
 
 def _label(axes: Axes, one: Probe, text: str, side: str, offset: tuple[float, float]) -> None:
-    place = one.row_bytes / _MIB, one.auc
+    place = one.row_bytes / _MIB, one.quality[1]
     axes.annotate(text, place, offset, textcoords="offset points", ha=side, fontsize=8)

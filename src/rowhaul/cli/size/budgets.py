@@ -77,20 +77,23 @@ def try_budgets(
 
 
 def _print(found: Sequence[Probe], steps: int) -> None:
-    whole = found[0]
-    table = plain_table("budget", "a row", "rows take", "AUC", "against all", "log loss")
+    name, best = found[0].quality
+    is_auc = name == "AUC"
+    table = plain_table("budget", "a row", "rows take", name, "against all", *["log loss"][:is_auc])
     for one in found:
-        points = 100 * (one.auc - whole.auc)
+        value = one.quality[1]
+        against = f"{100 * (value - best):+.2f} points" if is_auc else f"{value / best - 1:+.2%}"
         table.add_row(
             bytes_text(one.budget) if one.budget else "all rows",
             f"{one.dim} × {one.row_dtype}",
             bytes_text(one.row_bytes),
-            f"{one.auc:.4f}",
-            f"{points:+.2f} points" if one.budget else "",
-            f"{one.log_loss:.4f}",
+            f"{value:.4f}",
+            against if one.budget else "",
+            *[f"{one.log_loss:.4f}"][:is_auc],
         )
     console.print(table)
+    noise = "differences below half a point are noise" if is_auc else "small differences are noise"
     say(
-        f"\nAfter {steps:,} steps each. So short a training scatters: differences below half a point are "
-        "noise. More steps bring more ids, and budgets fall behind a little."
+        f"\nAfter {steps:,} steps each. So short a training scatters: {noise}. More steps bring more ids, "
+        "and budgets fall behind a little."
     )
