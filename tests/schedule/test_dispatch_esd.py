@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from rowhaul.errors import ConfigError
+from rowhaul.schedule.dispatch.costs import expected_cost
 from rowhaul.schedule.dispatch.esd import Esd
 
 quick = settings(max_examples=100)
@@ -116,3 +117,19 @@ def test_an_unknown_criterion_is_an_error():
         ConfigError, match="unknown criterion 'max'; known are min2-min, min3-min, min3-min2, mean"
     ):
         Esd(Fraction(1), "max")
+
+
+@pytest.mark.parametrize("alpha", [1, Fraction(1, 2)])
+def test_costs_beyond_what_the_solver_takes_are_told_apart_by_their_first_bits(alpha):
+    generator = np.random.default_rng(3)
+    samples = [generator.choice(400, 20, replace=False).tolist() for _ in range(128)]
+    holders = generator.integers(-1, 64, 400).tolist()
+
+    def cost_at(size, price):
+        rows = [{"owner": one, "record_size": size} for one in holders]
+        task = make_task(samples, rows, [price + price // 2 * (j % 3) for j in range(64)], [2] * 64)
+        worker = Esd(alpha).assign(task)
+        assert np.bincount(worker, minlength=64).tolist() == [2] * 64
+        return int(expected_cost(task)[np.arange(128), worker].sum())
+
+    assert cost_at(1 << 19, 1 << 29) == cost_at(1, 2) << 47

@@ -17,7 +17,7 @@ from rowhaul._kernels import kernel
 from rowhaul.errors import ConfigError
 from rowhaul.schedule.dispatch.costs import expected_cost
 from rowhaul.schedule.dispatch.task import DispatchTask
-from rowhaul.schedule.transportation import transport
+from rowhaul.schedule.transportation import largest_cost, transport
 
 Criterion = Literal["min2-min", "min3-min", "min3-min2", "mean"]
 
@@ -50,7 +50,7 @@ class Esd:
 
     def assign(self, task: DispatchTask) -> npt.NDArray[np.int32]:
         """The worker of each sample."""
-        cost = expected_cost(task)
+        cost = _solvable(expected_cost(task))
         numerator, denominator = self.alpha.as_integer_ratio()  # exact, however long the decimals
         optimal_room = np.array([m * numerator // denominator for m in task.capacities.tolist()], np.int64)
         num_optimal = min(int(optimal_room.sum()), task.num_samples)
@@ -62,6 +62,12 @@ class Esd:
         worker[optimal] = transport(cost[optimal], optimal_room)
         allocate_cheapest(cost, greedy, task.capacities - optimal_room, worker)
         return worker
+
+
+def _solvable(cost: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The costs, without so many of their last bits that the solver can take the largest one."""
+    excess = int(cost.max(initial=0)) // (largest_cost(cost.shape[1]) + 1)
+    return cost >> excess.bit_length()
 
 
 def _criterion(criterion: Criterion, cost: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
