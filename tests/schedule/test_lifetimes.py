@@ -139,6 +139,17 @@ def test_dropped_rows_are_left_alone() -> None:
     assert forget(lifetimes, 4) == (set(), {(1, 3)})
 
 
+def test_rows_that_are_dropped_and_known_again_at_once_are_forgotten_once() -> None:
+    lifetimes = Lifetimes([RowPolicy(max_rows=2, evict="lfu")])
+    see(lifetimes, 0, Counter([(0, 1), (0, 2)]))
+    assert forget(lifetimes, 0) == (set(), set())
+    row = np.zeros(1, np.int32), np.array([1])
+    lifetimes.drop(*row)
+    lifetimes.know(0, *row)
+    see(lifetimes, 1, Counter({(0, key): 2 for key in (3, 4, 5)}))
+    assert forget(lifetimes, 1) == (set(), {(0, 1), (0, 2), (0, 3)})
+
+
 def test_policies_may_change_between_two_runs() -> None:
     """What is known is kept as far as the new policies have a place for it."""
     before = Lifetimes([RowPolicy(2, ttl=9), RowPolicy(3), RowPolicy(ttl=5)])

@@ -42,12 +42,16 @@ class FrequencyHeap:
     def push(self, entries: npt.NDArray[np.void], numbers: npt.NDArray[np.int32], num_known: int) -> None:
         """Add rows that were just admitted; the table has ``num_known`` in all."""
         if self._size + len(numbers) > max(2 * num_known, _SMALLEST):
-            self._size = keep_valid(entries, self._nodes, self._size)
+            self.drop_gone(entries)
         if self._size + len(numbers) > len(self._nodes):
             self._nodes = extended(
                 self._nodes, max(_SMALLEST, 2 * len(self._nodes), self._size + len(numbers))
             )
         self._size = push_all(entries, numbers, self._nodes, self._size)
+
+    def drop_gone(self, entries: npt.NDArray[np.void]) -> None:
+        """Drop the nodes of rows that are gone."""
+        self._size = keep_valid(entries, self._nodes, self._size)
 
     def pop(self, entries: npt.NDArray[np.void], count: int) -> npt.NDArray[np.int32]:
         """Remove and return the ``count`` least frequent rows; the heap must have as many."""

@@ -121,6 +121,9 @@ class RecentRows:
         """Drop these rows."""
         numbers = self._index.find(tables, keys)
         self._remove(numbers[numbers >= 0])
+        # They may be added again, as of the iteration that admitted them: no node of then may count.
+        for heap in self._heaps.values():
+            heap.drop_gone(self._entries)
 
     def add(
         self, tables: Int32s, keys: Int64s, last: Int32s, count: Int32s, admitted: npt.NDArray[np.bool_]
