@@ -243,6 +243,29 @@ def test_paths_and_numbers_of_numpy_become_what_files_hold(tmp_path):
     assert TrainConfig.read(tmp_path / "config.yaml") == config
 
 
+def test_options_become_what_files_hold_however_deep(tmp_path):
+    config = TrainConfig(
+        model=ModelConfig(
+            options={"top": (8, np.int64(4)), "bottom": np.array([8]), "dropout": np.float64(0.1)}
+        ),
+        rows=OptimizerConfig("adam", 0.1, {"beta1": np.float32(0.5)}),
+        dense=OptimizerConfig("Adam", 0.1, {"betas": (0.9, 0.99)}),
+        tables={"user": {"admit_after": np.int64(2)}},
+        metrics=("gauc", np.str_("mrr")),
+    )
+    assert config.dense.options == {"betas": [0.9, 0.99]}
+    assert config.model.options == {"top": [8, 4], "bottom": [8], "dropout": 0.1}
+    config.write(tmp_path / "config.yaml")
+    assert TrainConfig.read(tmp_path / "config.yaml").to_dict() == config.to_dict()
+
+
+def test_options_that_no_file_holds_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"OptimizerConfig: options: betas is tensor\(.*no configuration file"
+    ):
+        OptimizerConfig("Adam", 0.1, {"betas": [torch.tensor(0.9), 0.99]})
+
+
 def test_a_device_may_be_named_and_a_schema_must_be_read(log_schema):
     assert Trainer(TrainConfig(), log_schema, device="cpu").device == torch.device("cpu")
     with pytest.raises(ConfigError, match=r"the schema is 'schema.yaml'.*Schema.read\(path\)"):
