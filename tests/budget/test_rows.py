@@ -1,6 +1,7 @@
 """Rows within a budget in one process: against dictionaries, PyTorch, and themselves in other orders."""
 
 import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -225,6 +226,19 @@ def test_evaluation_changes_nothing_and_knows_every_id():
     never = collection(jagged({feature: [[10**12 + 1]] for feature in "abcd"})).values()
     assert (never != 0).all()
     assert state_of(collection) == before
+
+
+@pytest.mark.parametrize("budget", [SMALL, *PACKED])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_learn_the_same_without_touching_the_original(duplicate, budget):
+    one = make(budget, optim.Adam(lr=0.1))
+    train(one, [jagged(bags(number)) for number in range(13)], RowOptimizer(one))
+    before, other = state_of(one), duplicate(one)
+    later = [jagged(bags(number)) for number in range(13, 30)]
+    learned = train(other, later, RowOptimizer(other))
+    assert state_of(one) == before
+    assert train(one, later, RowOptimizer(one)) == learned
+    assert state_of(one) == state_of(other) != before
 
 
 @pytest.mark.parametrize("budget", [SMALL, *PACKED])

@@ -112,7 +112,7 @@ class BudgetedRows(TablesByName):
                     self.groups.append(SlotGroup(group, tables, first_table))
                     first_table += len(group.specs)
         self.round_parts: RoundParts | None = None  # how gradients of several passes reach their sum
-        self.on_hand_over: Callable[[SlotTables, HandOver], None] = lambda tables, over: None
+        self.on_hand_over: Callable[[SlotTables, HandOver], None] = _not_told  # no lambda: it is pickled
         self._early = EarlyLookups[list[Located]]()
         self._is_announced = False  # whether the batch at hand is counted already
         self._changed_at = self._noted_at = 0  # the step of the latest stop, and of the latest noted
@@ -280,6 +280,10 @@ class BudgetedRows(TablesByName):
                 f"model needs {needed[1]} {needed[0]} (dim {tables.dim}, {tables.optimizer.name}, rows in "
                 f"{tables.row_dtype})"
             )
+
+
+def _not_told(tables: SlotTables, over: HandOver) -> None:
+    """Tell nobody that rows have changed hands."""
 
 
 def _signed(array: Floats) -> Floats:
