@@ -61,6 +61,16 @@ def test_everything_that_a_policy_can_do_happens_here_and_is_counted(alone, sess
     )
 
 
+def test_averages_after_resuming_are_of_the_steps_since(session, tmp_path):
+    config, schema, data, out = session.config, session.schema, session.data, tmp_path / "run"
+    asked = iter(range(1, STEPS))
+    train_run(config, schema, data, out=out, should_stop=lambda: next(asked) == 5)
+    counts = train_run(config, schema, data, out=out, resume=True).row_counts
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    logged = {line["step"]: line["rows/admitted"] for line in lines if line["kind"] == "tables"}
+    assert (6 - 5) * logged[6] + 3 * logged[9] + 3 * logged[12] == pytest.approx(counts.admitted)
+
+
 @pytest.mark.parametrize("after", [{"workers": 2, "stores": 2}, {"workers": 4, "colocated": True}], ids=str)
 def test_another_cluster_knows_of_rows_what_the_one_before_did(after, alone, session, tmp_path):
     """Sightings, last uses and counts: without any of them other rows would be there."""

@@ -335,6 +335,7 @@ class _Log(TrainingLog):
     def __init__(self, folder: Path | None, trainer: Trainer, monitor: Monitor) -> None:
         super().__init__(folder, trainer.step, trainer.config.log_every, monitor)
         self._trainer, self._counted = trainer, RowCounts()
+        self._counted_step = trainer.step  # to which those were counted
         self._count_rows()
 
     def _count_rows(self) -> None:
@@ -357,7 +358,8 @@ class _Log(TrainingLog):
             self.write("device_cache", step, collection.source.take_counts())
         if self.row_counts is not None:
             since, self._counted = self.row_counts - self._counted, self.row_counts
-            self.write("tables", step, {name: one / self.every for name, one in since.by_name().items()})
+            steps, self._counted_step = step - self._counted_step, step
+            self.write("tables", step, {name: one / steps for name, one in since.by_name().items()})
 
 
 def _restore(trainer: Trainer, chosen: Chosen) -> CheckpointReader:
