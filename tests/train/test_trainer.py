@@ -10,6 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError, DataError
+from rowhaul.monitoring.settings import MonitoringConfig
 from rowhaul.nn import Batch
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.train import TrainConfig, Trainer
@@ -219,6 +220,8 @@ def test_models_and_optimizers_that_do_not_exist_are_explained(config, message, 
         (lambda: StreamConfig(follow="yes"), "StreamConfig: follow must be of type bool, got 'yes'"),
         (lambda: PublishConfig(compact_after="9"), "compact_after must be of type int, got '9'"),
         (lambda: PruneConfig(chunks="4"), "PruneConfig: chunks must be of type int, got '4'"),
+        (lambda: MonitoringConfig(stalled_after="9"), "stalled_after must be of type float, got '9'"),
+        (lambda: MonitoringConfig(log_json="false"), "log_json must be of type bool, got 'false'"),
     ],
 )
 def test_settings_of_another_type_are_refused(make, message):
@@ -235,7 +238,9 @@ def test_paths_and_numbers_of_numpy_become_what_files_hold(tmp_path):
         checkpoint_every=np.int64(3),
         rows=OptimizerConfig("adagrad", np.float32(0.5)),
         prune=PruneConfig(ratio=0.5),
+        monitoring=MonitoringConfig(metrics_port=9100, log_folder=tmp_path),
     )
+    assert config.monitoring.port == 9100
     assert (config.batch_size, config.epochs, config.rows.lr) == (10, 2, 0.5)
     assert {type(one) for one in (config.batch_size, config.epochs, config.checkpoint_every)} == {int}
     assert (config.checkpoints, config.prune.ratio) == (str(tmp_path / "c"), "0.5")

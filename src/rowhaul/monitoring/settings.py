@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rowhaul._field_types import check_fields
 from rowhaul.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -30,6 +31,7 @@ class MonitoringConfig:
     explain: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         port = self.metrics_port.strip()
         if port and not (port.isdecimal() and int(port) <= 65535):
             raise ConfigError(
