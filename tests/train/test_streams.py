@@ -102,6 +102,15 @@ def test_files_that_appear_one_by_one_are_learned_as_files_that_were_there(tmp_p
     assert bits(tmp_path / "run") == bits(logs / "run")
 
 
+def test_a_stream_that_ends_at_a_checkpoint_is_not_told_that_it_is_missing(tmp_path, log_schema):
+    incoming = tmp_path / "incoming"
+    incoming.mkdir()
+    put(click_log(3 * 256, 0), incoming, "part-0.parquet")
+    train_run(FOLLOWING, log_schema, incoming, out=tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000003"]
+    assert notes_of(tmp_path / "run") == []
+
+
 def test_a_killed_run_trains_every_sample_once(tmp_path, logs, log_schema):
     """Killed twice, between checkpoints, the second time within a file of which a part was trained."""
     incoming = tmp_path / "incoming"

@@ -38,6 +38,7 @@ class _Loop:
         self._publishing = Publishing(session, self._tell)
         self._saved_at = time.monotonic()
         self._saved_step = self._first_step  # 0: nothing is saved
+        self._asked_step = self._first_step  # the last that was asked about
         self._under_way = 0  # the step of a save beside training that nothing was heard of; 0: none
         # Of saves that have ended: the step, the error, and what kept old checkpoints from being removed.
         self._outcomes: deque[tuple[int, Exception | None, Exception | None]] = deque()
@@ -83,10 +84,11 @@ class _Loop:
                         if ends_early := self._ends_early(metrics):
                             break
                     # What a session does at checkpoints may change bits later on, so not at the clock's.
-                    session.rest(self._is_due(self._pace.steps))
+                    at_checkpoint = self._is_checkpoint_due()
+                    session.rest(at_checkpoint)
                     if session.hands_over:
                         break
-                    if self._is_due(self._pace.steps) or session.save_due:
+                    if at_checkpoint or session.save_due:
                         self._save_beside()
                     self._publishing.publish_if_due()
             self._score(at_end=True)
@@ -155,6 +157,11 @@ class _Loop:
 
     def _is_due(self, every: int) -> bool:
         return bool(every) and self._trainer.step % every == 0
+
+    def _is_checkpoint_due(self) -> bool:
+        """Whether steps ask for a checkpoint; once a step, as streams may pause or end after one."""
+        before, self._asked_step = self._asked_step, self._trainer.step
+        return self._is_due(self._pace.steps) and self._trainer.step > before
 
     def _is_evaluation_missing(self) -> bool:
         """Whether the run was stopped at a step at which it should have been evaluated first."""
@@ -275,7 +282,8 @@ class _Loop:
     def _tell_outcomes(self) -> None:
         while self._outcomes:
             step, error, trouble = self._outcomes.popleft()
-            self._under_way = 0
+            if step == self._under_way:
+                self._under_way = 0
             if error is None:
                 self._saved_step = step
                 self._log.event("checkpoint", step, f"saved a checkpoint of step {step:,}")
