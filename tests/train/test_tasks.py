@@ -270,3 +270,23 @@ def test_a_batch_made_by_hand_is_counted_and_a_part_of_one_refused(tmp_path, div
     part = replace(batch, totals=None, global_size=2 * ROWS)
     with pytest.raises(DataError, match=r"600 of its 1,200 samples has no totals; give it those"):
         Trainer(config(loss={"divide_by": divide_by}), schema).train_step(part)
+
+
+@pytest.mark.parametrize("labels", [SCHEMA["labels"], ["click"]], ids=["several", "one"])
+@pytest.mark.parametrize("divide_by", ["batch", "labels", "weights"])
+def test_a_batch_without_a_sample_has_no_loss_and_is_measured(tmp_path, labels, divide_by):
+    schema = Schema.from_dict({**SCHEMA, "labels": labels})
+    (samples,) = SampleStream(write_log(tmp_path), schema, ROWS)
+    whole, empty = (
+        Batch.from_samples(samples.take(np.arange(count)), global_size=count) for count in (ROWS, 0)
+    )
+    trainer = Trainer(config(loss={"divide_by": divide_by}), schema)
+    assert trainer.train_step(replace(empty, totals=None)) == 0
+    measured = []
+    for batches in ([whole], [empty, whole, empty]):
+        metrics = trainer.new_metrics()
+        with torch.no_grad():
+            for batch in batches:
+                metrics.add(batch, trainer.model(batch))
+        measured.append(metrics.compute())
+    assert measured[0] == measured[1]

@@ -32,6 +32,13 @@ def scale_of(losses: Losses, batch: Batch) -> float:
     return losses.scale(batch) if isinstance(losses, ScaledLosses) else 1.0
 
 
+def as_columns(values: Tensor, num_samples: int) -> Tensor:
+    """Labels or logits as samples x tasks, where there is one task or no sample, too."""
+    if num_samples:
+        return values.reshape(num_samples, -1)
+    return values.reshape(0, values.shape[1] if values.dim() > 1 else 1)
+
+
 def labels_of(batch: Batch) -> Tensor:
     """Return the labels of a batch that is learned from.
 

@@ -20,7 +20,7 @@ from rowhaul.data.schema import Schema
 from rowhaul.errors import ConfigError, DataError
 from rowhaul.nn import Batch
 from rowhaul.nn.batch import Totals
-from rowhaul.nn.losses import labels_of, per_sample_loss
+from rowhaul.nn.losses import as_columns, labels_of, per_sample_loss
 from rowhaul.nn.models import RecommendationModel
 
 DIVISORS = ("batch", "labels", "weights")
@@ -90,7 +90,7 @@ class TaskLosses:
         given = labels_of(batch)
         if self._is_plain and self._kinds == ["binary"]:
             return per_sample_loss(logits, batch)
-        labels = self._model.targets(given.reshape(len(batch), -1)).to(logits.dtype)
+        labels = self._model.targets(as_columns(given, len(batch))).to(logits.dtype)
         logits = logits.reshape(labels.shape)
         total, batch = logits.new_zeros(len(batch)), self.counted(batch)
         for task, (kind, scale) in enumerate(zip(self._kinds, self._scales, strict=True)):
@@ -121,7 +121,7 @@ class TaskLosses:
                 f"{len(batch):,} of its {batch.global_size:,} samples has no totals; give it those of the "
                 "whole (rowhaul.nn.batch.Totals), or set loss.divide_by to batch"
             )
-        known = ~torch.isnan(batch.labels.reshape(len(batch), -1))
+        known = ~torch.isnan(as_columns(batch.labels, len(batch)))
         weights = torch.ones_like(known[:, 0]) if batch.weights is None else batch.weights
         weights = weights.to(torch.float64)
         weighted = (known * weights.unsqueeze(1)).sum(0)

@@ -15,6 +15,7 @@ from rowhaul.data.schema import LabelColumn, Schema
 from rowhaul.errors import DataError
 from rowhaul.nn import Batch
 from rowhaul.nn.key_counts import KeyCounts
+from rowhaul.nn.losses import as_columns
 from rowhaul.train.metrics import MetricValues, binary_values, number_values
 from rowhaul.train.ranking import BUCKETS, DEFAULT_METRICS, GroupedScores, RankingSums
 from rowhaul.transport.base import Bytes
@@ -148,8 +149,8 @@ class EvaluationMetrics:
         """Add a batch, which must have labels; ``number`` is its place in the stream."""
         if batch.labels is None:
             raise DataError("evaluation needs labels; read the stream with require_label=True")
-        labels = self._targets(batch.labels.reshape(len(batch), -1)).cpu().numpy()
-        scores = logits.detach().reshape(len(batch), -1).to("cpu").float().numpy()
+        labels = self._targets(as_columns(batch.labels, len(batch))).cpu().numpy()
+        scores = as_columns(logits.detach(), len(batch)).to("cpu").float().numpy()
         if labels.shape[1] != len(self.tasks) or labels.shape != scores.shape:
             raise DataError(
                 f"{len(self.tasks)} labels are to be measured, but batches have {labels.shape[1]} and the "

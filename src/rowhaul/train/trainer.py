@@ -30,7 +30,7 @@ from rowhaul.nn import (
 )
 from rowhaul.nn.key_counts import KeyCounts
 from rowhaul.nn.local_rows import TableRows
-from rowhaul.nn.losses import Losses, per_sample_loss
+from rowhaul.nn.losses import Losses, as_columns, per_sample_loss
 from rowhaul.nn.models import RecommendationModel, build_model
 from rowhaul.train.config import AUTO, RateSchedule, TrainConfig
 from rowhaul.train.finite import check_step
@@ -346,7 +346,7 @@ def _of_task(batch: Batch, logits: Tensor, task: int) -> tuple[Tensor, Tensor]:
     assert batch.labels is not None
     if batch.labels.dim() == 1:
         return batch.labels, logits
-    labels, logits = batch.labels[:, task], logits.reshape(len(batch), -1)[:, task]
+    labels, logits = batch.labels[:, task], as_columns(logits, len(batch))[:, task]
     known = ~torch.isnan(labels)
     return labels[known], logits[known]
 
