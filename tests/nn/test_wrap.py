@@ -171,6 +171,16 @@ def test_rows_stay_as_they_are_while_their_module_requires_no_gradient() -> None
     assert changed() == [True, False]
 
 
+def test_tables_alone_learn_by_their_own_optimizer_and_in_training_alone() -> None:
+    model = rowhaul.wrap(nn.Sequential(nn.Embedding(5, 2)), SGD(lr=0.5))
+    assert not list(model.parameters())
+    rows, ids = rowhaul.nn.RowOptimizer(model), torch.tensor([1, 4])
+    model(ids).square().sum().backward()
+    rows.step()
+    assert not model(ids).any()  # one step of this rate to the minimum
+    assert not model.eval()(ids).requires_grad
+
+
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_rows_frozen_before_wrapping_are_not_unfrozen_in_silence(kind: Any) -> None:
     model = nn.Sequential(kind(3, 2))
