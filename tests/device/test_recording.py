@@ -1,6 +1,7 @@
 """What recording a step leaves behind; here the graph is a stand-in, `test_card.py` has real ones."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,3 +45,11 @@ def test_an_ordinary_step_after_recording_learns_from_its_own_batch_alone(monkey
         one.train_step(one.prepare(short))
     for one, other in zip(plain.model.parameters(), recording.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_batch_with_weights_is_not_replayed_with_those_of_another():
+    trainer = trainer_with_rows_there()
+    recorder, batch = StepRecorder(trainer, trainer._backward), trainer.prepare(next(samples(1, size=8)))
+    weighted = replace(batch, weights=torch.arange(8.0))
+    assert trainer.collection.source.can_record(batch.ids)
+    assert [recorder.step(weighted) for _ in range(9)] == [None] * 9

@@ -54,8 +54,8 @@ class StepRecorder:
         """Take a step, and return its loss; None: take an ordinary one."""
         trainer, rows = self._trainer, self._trainer.collection.source
         assert isinstance(rows, GraphableRows)
-        if batch.totals is not None:
-            return None  # what its loss is divided by changes from batch to batch
+        if batch.totals is not None or batch.weights is not None:
+            return None  # what its losses are multiplied and divided by changes from batch to batch
         shape = len(batch), batch.global_size
         if shape != self._shape:
             self._shape, self._num_alike, self._graph = shape, 0, None
