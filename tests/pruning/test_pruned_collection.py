@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -206,6 +207,20 @@ def test_a_state_dict_continues_with_the_same_bits():
             (pooled * target + pooled**2).sum().backward()
             more.step()
         assert state_bytes(loaded) == state_bytes(straight)
+
+
+@pytest.mark.parametrize("before", [0, 5])
+@pytest.mark.parametrize("now", [0, 3, 5])
+def test_columns_that_were_chosen_stay_whatever_the_settings_say_now(before, now):
+    settings = PruneSettings(ratio=0.2, chunks=2, period=3, cold_start=4)
+    trained, other = make(replace(settings, dims=before)), make(replace(settings, dims=now))
+    train(trained, 6)
+    train(other, 2, seed=8)  # forgotten by the load
+    other.load_state_dict(trained.state_dict())
+    assert rows_of(other) == rows_of(trained)
+    assert state_bytes(other) == state_bytes(trained)
+    train(other, 6)
+    assert [tables.columns.shape[1] for tables in other.source.tables] == [before or 6]
 
 
 def test_a_state_dict_of_another_kind_is_refused():

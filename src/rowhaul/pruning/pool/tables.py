@@ -249,7 +249,7 @@ class PrunedTables:
         numbers = known["numbers"]
         self.map.restore(numbers, known["registers"])
         self.iteration = int(numbers[2])
-        if self.awaits_columns and not numbers[5]:
+        if not numbers[5]:  # they were chosen, or all are kept, whatever the settings say now
             self.narrow(known["columns"])
         elif self.awaits_columns:
             self.squares[:] = known["sums"]
