@@ -7,12 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowhaul import optim
+from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.errors import ConfigError
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.pruning.deciding.room import Sizes, room_for
+from rowhaul.store.row_format import format_of
 from rowhaul.train import TrainConfig
+from rowhaul.train.distributed.cluster_rows import cluster_rows
+from rowhaul.train.distributed.tables import layout_of
 
 COLD_START, PERIOD = 12, 5
 
@@ -81,3 +85,28 @@ def test_it_is_what_a_share_in_a_configuration_means():
     assert PruneConfig().settings() is None
     with pytest.raises(ConfigError, match="two_dimensions"):
         TrainConfig.from_dict({"prune": {"two_dimensions": "often"}})
+
+
+@pytest.mark.parametrize("before", [0, 4])
+@pytest.mark.parametrize("now", [0, 6])
+@pytest.mark.parametrize("cold_start", [2, 99])
+def test_a_cluster_begins_with_the_columns_that_one_process_goes_on_with(before, now, cold_start, tmp_path):
+    def made(dims):
+        table = EmbeddingBagConfig(embedding_dim=8, name="item", feature_names=["item"])
+        pruning = PruneSettings(ratio=0.5, chunks=2, cold_start=cold_start, dims=dims)
+        return EmbeddingBagCollection([table], optimizer=optim.SGD(lr=0.1), pruning=pruning)
+
+    trained, other = made(before), made(now)
+    rows = RowOptimizer(trained)
+    for batch in skewed_batches(3):
+        (trained(batch).values() - 1).square().sum().backward()
+        rows.step()
+    with CheckpointWriter(tmp_path / "saved") as writer:
+        writer.facts |= {"step": 3, "samples": 600, "row_optimizer": "sgd"}
+        format_of(trained.row_settings).save(writer, trained)
+    reader, format = CheckpointReader(tmp_path / "saved"), format_of(other.row_settings)
+    layout = cluster_rows(format, ["item"]).saved_layout(reader, layout_of(other))
+    format.load(reader, other)
+    (tables,) = other.source.tables
+    assert np.array_equal(layout.column_matrix, tables.columns)
+    assert layout.awaits_columns == tables.awaits_columns

@@ -101,10 +101,11 @@ class ChunkedClusterRows(ClusterRows):
         return {saved_pruning.FACT: saved_pruning.fact(_chunks(training.layout).pruning, file)}
 
     def saved_layout(self, reader: CheckpointReader, layout: TableLayout) -> TableLayout:
-        """Return the tables with the columns that a checkpoint keeps."""
-        chunks = _chunks(layout)
-        columns = _pruner(reader)["0.columns"]
-        if not chunks.awaits_columns or columns.shape[1] == chunks.rows[0].dim:
+        """Return the tables with the columns that a checkpoint keeps, whatever the settings say now."""
+        chunks, pruner = _chunks(layout), _pruner(reader)
+        columns, still_awaits = pruner["0.columns"], bool(pruner["0.numbers"][5])
+        keeps_all = columns.shape[1] == chunks.rows[0].dim
+        if still_awaits or (keeps_all and not chunks.awaits_columns):
             return layout
         return chunks.narrowed(columns)
 
@@ -134,7 +135,8 @@ class ChunkedClusterRows(ClusterRows):
         for name in mine or ():
             if name.startswith(_LEDGER):
                 arrays = reader.arrays(name)
-                pruning.squares[:] = arrays["squares"].reshape(pruning.squares.shape)
+                if pruning.squares.size:  # not where columns were to be chosen, and all are kept now
+                    pruning.squares[:] = arrays["squares"].reshape(pruning.squares.shape)
                 if pruning.utility_log is not None:
                     pruning.utility_log.restore(arrays)
         if mine is None and training.runtime.rank == 0 and _chunks(training.layout).awaits_columns:
