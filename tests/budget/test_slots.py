@@ -254,6 +254,22 @@ def test_stops_get_rarer(period):
     assert all(budget.next_stop(step) > step for step in range(3000))
 
 
+@given(
+    st.integers(1, 10**5),
+    st.lists(st.integers(1, 300), min_size=1, max_size=5),
+    st.floats(0.01, 0.9),
+)
+def test_what_a_refused_budget_asks_for_is_enough_for_all_row_sizes(num_bytes, dims, shared):
+    specs = [TableSpec(f"t{number}", dim, -1, 1) for number, dim in enumerate(dims)]
+    made = lambda size: SlotMaps(specs, 0, BudgetSettings(size, shared), lambda dim: 4 * dim + 4)  # noqa: E731  # a one-line helper
+    try:
+        made(num_bytes)
+    except ConfigError as refused:
+        enough = int(str(refused).split("at least ")[1].split(" ")[0].replace(",", ""))
+        assert enough > num_bytes
+        made(enough)
+
+
 def test_maps_of_several_row_sizes_share_the_budget():
     specs = [TableSpec(f"t{dim}", dim, -1, 1) for dim in (8, 16, 8)]
     maps = SlotMaps(specs, 0, BudgetSettings(1 << 16), lambda dim: 4 * dim + 4)

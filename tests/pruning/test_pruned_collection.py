@@ -308,10 +308,11 @@ def test_settings_that_cannot_be_kept_are_refused(settings, message):
         make(PruneSettings(**settings))
 
 
-def test_a_budget_without_a_chunk_for_each_row_of_a_batch_is_refused():
-    collection = make(PruneSettings(budget=1000, chunks=2))
+@pytest.mark.parametrize(("num_bytes", "last_dim"), [(1000, 6), (1, 64)])  # of one byte some tables get none
+def test_a_budget_without_a_chunk_for_each_row_of_a_batch_is_refused(num_bytes, last_dim):
+    collection = make(PruneSettings(budget=num_bytes, chunks=2), last_dim=last_dim)
     with pytest.raises(
-        ConfigError, match=r"one batch reads 60 different rows, which take [\d,]+ with one chunk"
+        ConfigError, match=r"one batch reads \d+ different rows, which take at least [\d,]+ with"
     ):
         collection(jagged({name: [list(range(20))] for name in FEATURES}))
     assert collection.num_rows("t") == 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.budget.room import Room, divide, room_for
+from rowhaul.budget.room import Room, divide, least_bytes, room_for
 from rowhaul.budget.settings import BudgetSettings
 from rowhaul.budget.slots import Arrays, FoundRows, HandOver, Int64s, Seated, SlotMap
 from rowhaul.optim import RowOptimizerRule
@@ -33,8 +33,12 @@ def rooms(
     dims = list(dict.fromkeys(spec.dim for spec in specs))
     columns = [sum(spec.dim for spec in specs if spec.dim == dim) for dim in dims]
     counts = [sum(spec.dim == dim for spec in specs) for dim in dims]
+    sizes = [(record_bytes(dim), count) for dim, count in zip(dims, counts, strict=True)]
+    # Of all bytes each size gets the share of its columns, rounded down: maybe none.
+    least = [least_bytes(settings, *size) for size in sizes]
+    enough = max(-(-one * sum(columns) // mine) for one, mine in zip(least, columns, strict=True))
     return {
-        dim: room_for(settings, divide(settings, columns, which), record_bytes(dim), counts[which])
+        dim: room_for(settings, divide(settings, columns, which), *sizes[which], enough)
         for which, dim in enumerate(dims)
     }
 

@@ -58,8 +58,10 @@ def divide(settings: BudgetSettings, columns: Sequence[int], which: int) -> int:
     return settings.bytes * columns[which] // sum(columns)
 
 
-def room_for(settings: BudgetSettings, num_bytes: int, record_bytes: int, num_tables: int) -> Room:
-    """Return what ``num_bytes`` buy for tables of one row size."""
+def room_for(
+    settings: BudgetSettings, num_bytes: int, record_bytes: int, num_tables: int, enough: int = 0
+) -> Room:
+    """Return what ``num_bytes`` buy for tables of one row size; ``enough`` are bytes that all sizes need."""
     owner = owner_bytes(num_tables)
     width = max(BUCKET, int(num_bytes * SKETCH_SHARE) // SKETCH_ROWS)
     wanted_bytes = _WANTED_BYTES + owner
@@ -69,8 +71,7 @@ def room_for(settings: BudgetSettings, num_bytes: int, record_bytes: int, num_ta
     beside += num_tables * _TABLE_BYTES
     num_slots = max(0, num_bytes - beside) // ((record_bytes + _PLACE_BYTES + owner) * BUCKET) * BUCKET
     if num_slots < BUCKET:
-        least = least_bytes(settings, record_bytes, num_tables)
-        needed = math.ceil(least * settings.bytes / num_bytes)
+        needed = enough or least_bytes(settings, record_bytes, num_tables)
         raise ConfigError(
             f"prune.budget is {settings.bytes:,} bytes, too few for {num_tables} tables with rows of "
             f"{record_bytes} bytes, optimizer state included: each needs a shared row, and {BUCKET} ids one "

@@ -123,9 +123,10 @@ def room_for(
 def check_batch(settings: PruneSettings, budget: int, sizes: Sizes, num_rows: int) -> None:
     """Refuse a budget that has no chunk for each row of one batch."""
     if settings.budget and budget // sizes.of_budgeted_chunk < num_rows:
-        needed = math.ceil(num_rows * sizes.of_budgeted_chunk / budget * settings.budget)
+        # These tables may have less than a byte of it.
+        needed = math.ceil(num_rows * sizes.of_budgeted_chunk / max(budget, 1) * settings.budget)
         raise ConfigError(
             f"prune.budget is {settings.budget:,} bytes, but one batch reads {num_rows:,} different rows, "
-            f"which take {needed:,} with one chunk each ({sizes.chunk} bytes and {sizes.entry + INDEX_BYTES} "
-            "to find it); raise the budget, or make batches or chunks smaller"
+            f"which take at least {needed:,} with one chunk each ({sizes.chunk} bytes and "
+            f"{sizes.entry + INDEX_BYTES} to find it); raise the budget, or make batches or chunks smaller"
         )
