@@ -1,6 +1,8 @@
 """What the database refuses: with a reason, and with everything left as it was."""
 
 import json
+from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -209,6 +211,41 @@ def test_tables_of_training_are_taken_as_they_are():
         rows = db.pull(db.prefetch(range(1000)))
         assert rows.dtype == torch.float64
         assert 0.08 < rows.abs().max() <= 0.1
+
+
+class TorchrecType(Enum):
+    """As TorchRec names types."""
+
+    FP32, FP64, BF16 = "FP32", "FP64", "BF16"
+
+
+@dataclass
+class TorchrecTable:
+    """The fields of TorchRec's ``EmbeddingBagConfig``."""
+
+    num_embeddings: int
+    embedding_dim: int
+    name: str = "t"
+    data_type: TorchrecType = TorchrecType.FP32
+    weight_init_max: float | None = None
+    weight_init_min: float | None = None
+    init_fn: object = None  # fills a whole table there
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_embeddings": 100},
+        {"num_embeddings": 100, "data_type": TorchrecType.FP64},
+        {"num_embeddings": 100, "weight_init_max": 3.0, "weight_init_min": 2.0},
+    ],
+)
+def test_tables_of_torchrec_begin_as_those_of_training_do(given):
+    ours = EmbeddingBagConfig(embedding_dim=2, name="t", feature_names=["f"], **given)
+    with EmbeddingDatabase(TorchrecTable(embedding_dim=2, **given)) as one, EmbeddingDatabase(ours) as other:
+        assert torch.equal(one.pull(one.prefetch(range(100))), other.pull(other.prefetch(range(100))))
+    with pytest.raises(ConfigError, match="dtype must be float32 or float64, got 'BF16'"):
+        EmbeddingDatabase(TorchrecTable(100, 2, data_type=TorchrecType.BF16))
 
 
 def test_rows_begin_as_the_tables_of_training_say():

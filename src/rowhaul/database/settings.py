@@ -15,6 +15,7 @@ from rowhaul.store.tables import TableSpec
 INITIAL_RANGE = 0.01  # initial values are between minus and plus this unless the table says otherwise
 DEFAULT_RATE = 0.01
 _DTYPES = ("float32", "float64")
+_TORCHREC_DTYPES = {"FP32": "float32", "FP64": "float64"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,13 @@ def _specs(tables: Any) -> tuple[tuple[TableSpec, ...], set[str]]:
         _check(spec)
         if names.count(spec.name) > 1:
             raise ConfigError(f"two tables are called {spec.name!r}; give each table its own name")
-    return specs, {str(t.data_type).removeprefix("torch.") for t in given if hasattr(t, "data_type")}
+    return specs, {_name_of(table.data_type) for table in given if hasattr(table, "data_type")}
+
+
+def _name_of(data_type: Any) -> str:
+    """The name of PyTorch's type, or of TorchRec's, which is an enumeration."""
+    name = str(getattr(data_type, "value", data_type)).removeprefix("torch.")
+    return _TORCHREC_DTYPES.get(name, name)
 
 
 def _spec(table: Any) -> TableSpec:
@@ -83,9 +90,17 @@ def _spec(table: Any) -> TableSpec:
             "pushed; leave out frozen=True, and push none of this table"
         )
     if not hasattr(table, "initial_range"):  # TorchRec's, whose init_fn fills a whole table
-        return TableSpec(table.name, table.embedding_dim, -INITIAL_RANGE, INITIAL_RANGE)
+        return TableSpec(table.name, table.embedding_dim, *_torchrec_range(table))
     low, high = table.initial_range
     return TableSpec(table.name, table.embedding_dim, low, high, getattr(table, "init_fn", None))
+
+
+def _torchrec_range(table: Any) -> tuple[float, float]:
+    """The ends of first values that a table of TorchRec's asks for, as `EmbeddingBagConfig` has them."""
+    size = getattr(table, "num_embeddings", None)
+    default = (1 / size) ** 0.5 if size else INITIAL_RANGE
+    low, high = (getattr(table, f"weight_init_{end}", None) for end in ("min", "max"))
+    return (-default if low is None else low), (default if high is None else high)
 
 
 def _check(spec: TableSpec) -> None:
@@ -114,7 +129,7 @@ def _dtype_name(dtype: Any, found: set[str]) -> str:
     if dtype is None:
         if len(found) > 1:
             raise ConfigError(f"tables of one database share a dtype, got {', '.join(sorted(found))}")
-        return next(iter(found), _DTYPES[0])
+        dtype = next(iter(found), _DTYPES[0])
     try:
         name = str(dtype).removeprefix("torch.")
         name = name if name in _DTYPES else np.dtype(dtype).name
