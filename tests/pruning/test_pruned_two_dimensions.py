@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from rowhaul import optim
 from rowhaul.checkpoint import CheckpointReader, CheckpointWriter
 from rowhaul.errors import ConfigError
+from rowhaul.export.export import export
+from rowhaul.export.files import FILE_KINDS
+from rowhaul.export.reader import ExportReader
 from rowhaul.nn import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, RowOptimizer
 from rowhaul.pruning import PruneSettings
 from rowhaul.pruning.config import PruneConfig
@@ -110,3 +113,33 @@ def test_a_cluster_begins_with_the_columns_that_one_process_goes_on_with(before,
     (tables,) = other.source.tables
     assert np.array_equal(layout.column_matrix, tables.columns)
     assert layout.awaits_columns == tables.awaits_columns
+
+
+@pytest.mark.parametrize("kind", FILE_KINDS)
+def test_a_table_that_nothing_was_read_of_is_exported_with_the_columns_of_the_others(kind, tmp_path):
+    def made():
+        tables = [
+            EmbeddingBagConfig(embedding_dim=dim, name=name, feature_names=[name])
+            for name, dim in (("wide", 12), ("item", 8), ("never", 8))
+        ]
+        pruning = PruneSettings(ratio=0.2, chunks=2, cold_start=2, dims=4)
+        return EmbeddingBagCollection(tables, optimizer=optim.SGD(lr=0.1), pruning=pruning)
+
+    def batch(keys):
+        values, lengths = torch.from_numpy(np.tile(keys, 2)), np.repeat([1, 1, 0], len(keys))
+        return KeyedJaggedTensor(["wide", "item", "never"], values, lengths=torch.from_numpy(lengths))
+
+    trained, served = made(), made()
+    rows = RowOptimizer(trained)
+    for _ in range(3):
+        (trained(batch(np.arange(9))).values() - 1).square().sum().backward()
+        rows.step()
+    with CheckpointWriter(tmp_path / "saved") as writer:
+        writer.facts |= {"step": 3, "samples": 27, "row_optimizer": "sgd"}
+        format_of(trained.row_settings).save(writer, trained)
+    export(CheckpointReader(tmp_path / "saved"), tmp_path / "out", format=kind)
+    format_of(served.row_settings).load_export(ExportReader(tmp_path / "out"), served)
+    trained.eval()
+    served.eval()
+    asked = batch(np.arange(20))
+    assert torch.equal(served(asked).values(), trained(asked).values())

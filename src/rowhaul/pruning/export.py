@@ -216,7 +216,8 @@ def lay_out(reader: Any, table: str, with_state: bool) -> ChunkedFile:
     """Count what a file of a checkpoint's table will hold."""
     entry, facts = reader.tables[table], reader.facts
     num_chunks = int(facts["pruning"]["chunks"])
-    columns, by_place, num_rows = np.arange(entry.dim), np.zeros(num_chunks, np.int64), 0
+    by_place, num_rows = np.zeros(num_chunks, np.int64), 0
+    columns = np.empty(0, np.int64) if entry.files else _columns_without_rows(reader, table)
     for name in entry.files:
         with reader.open(name) as file:
             present, columns = map(file.get_tensor, ("present", "columns"))
@@ -235,6 +236,17 @@ def lay_out(reader: Any, table: str, with_state: bool) -> ChunkedFile:
         num_state=int(by_place @ cut.state_widths),
         rows_left_out=entry.num_rows - num_rows,
     )
+
+
+def _columns_without_rows(reader: Any, table: str) -> Int64s:
+    """Return columns for a table that has no file: those of another one of its size, which keeps as many."""
+    dim = reader.tables[table].dim
+    files = [name for one in reader.tables.values() if one.dim == dim for name in one.files]
+    if not files:
+        return np.arange(dim)
+    with reader.open(files[0]) as file:
+        columns: Int64s = file.get_tensor("columns")
+    return columns
 
 
 def served_rows(reader: Any, table: str) -> ServedRows:
