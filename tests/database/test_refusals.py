@@ -213,6 +213,23 @@ def test_tables_of_training_are_taken_as_they_are():
         assert 0.08 < rows.abs().max() <= 0.1
 
 
+@pytest.mark.parametrize("asked", [{}, {"pooling": "sum"}, {"pooling": {"t": "mean"}}])
+def test_bags_are_pooled_as_the_tables_of_training_say_unless_asked_otherwise(asked):
+    configs = [
+        EmbeddingBagConfig(embedding_dim=2, name="t", feature_names=["f"], pooling="MEAN"),
+        EmbeddingBagConfig(embedding_dim=2, name="u", feature_names=["g"]),
+    ]
+    with EmbeddingDatabase(configs) as db:
+        keys, lengths = {"t": [1, 2, 3], "u": [1, 2, 3]}, {"t": [2, 1], "u": [2, 1]}
+        rows = db.pull(db.prefetch(keys))
+        sums = {name: torch.stack([some[0] + some[1], some[2]]) for name, some in rows.items()}
+        if asked.get("pooling") != "sum":
+            sums["t"][0] /= 2
+        pulled = db.pull(db.prefetch(keys, lengths=lengths, **asked))
+        assert all(torch.equal(pulled[name], sums[name]) for name in keys)
+        assert torch.equal(db.snapshot().pull(keys, lengths=lengths, **asked)["t"], sums["t"])
+
+
 class TorchrecType(Enum):
     """As TorchRec names types."""
 

@@ -99,7 +99,8 @@ class EmbeddingDatabase(Database):
             table: of the keys, if the database has several and the keys are not given by table.
             lengths: the number of keys in each bag, to pool the bag's rows to one vector. By table, if keys
                 are.
-            pooling: ``"sum"`` (default) or ``"mean"`` of a bag; an empty one gives zeros.
+            pooling: ``"sum"`` or ``"mean"`` of a bag; by default what the table's `EmbeddingBagConfig` says,
+                or the sum. An empty bag gives zeros.
 
         Raises:
             DataError: the keys are invalid; nothing has changed.

@@ -62,21 +62,22 @@ def read_request(
                 raise ConfigError(f"table {name!r} has lengths, but no keys")
         if cuts and not isinstance(pooling, Mapping):
             pooling = dict.fromkeys(cuts, pooling)  # for tables with bags
-        return Request(tuple(_part(n, keys[n], cuts.get(n), _of_table(pooling, n)) for n in names), False)
+        parts = (_part(settings, n, keys[n], cuts.get(n), _of_table(pooling, n)) for n in names)
+        return Request(tuple(parts), False)
     if table is None:
         if len(settings.tables) > 1:
             known = ", ".join(spec.name for spec in settings.tables)
             raise ConfigError(f"the database has several tables ({known}): pass {{table: keys}}, or table=")
         table = settings.tables[0].name
     name = settings.table(table).name
-    return Request((_part(name, keys, lengths, _of_table(pooling, name)),), True)
+    return Request((_part(settings, name, keys, lengths, _of_table(pooling, name)),), True)
 
 
 def _of_table(pooling: Any, table: str) -> Any:
     return pooling.get(table) if isinstance(pooling, Mapping) else pooling
 
 
-def _part(table: str, keys: Any, lengths: Any, pooling: Any) -> TableKeys:
+def _part(settings: DatabaseSettings, table: str, keys: Any, lengths: Any, pooling: Any) -> TableKeys:
     where = f"table {table!r}"
     numbers = as_keys(keys, where)
     if lengths is None:
@@ -84,7 +85,7 @@ def _part(table: str, keys: Any, lengths: Any, pooling: Any) -> TableKeys:
             raise ConfigError(f"{where}: pooling={pooling!r} needs lengths=, the number of keys in each bag")
         return TableKeys(table, numbers)
     if pooling is None:
-        pooling = "sum"
+        pooling = "mean" if table in settings.means else "sum"
     if pooling not in POOLINGS:
         raise ConfigError(f"{where}: pooling must be 'sum' or 'mean', got {pooling!r}")
     return TableKeys(table, numbers, _offsets(lengths, len(numbers), where), pooling == "mean")

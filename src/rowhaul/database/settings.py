@@ -26,6 +26,7 @@ class DatabaseSettings:
     optimizer: RowOptimizerRule
     dtype: str
     seed: int
+    means: frozenset[str] = frozenset()  # tables whose bags are pooled by their mean, unless asked otherwise
 
     @classmethod
     def of(
@@ -34,8 +35,10 @@ class DatabaseSettings:
         """Check a user's arguments."""
         if not isinstance(seed, int):
             raise ConfigError(f"seed must be a whole number, got {seed!r}")
-        specs, found = _specs(tables)
-        return cls(specs, _rule(optimizer, lr), _dtype_name(dtype, found), seed)
+        given = _listed(tables)
+        specs, found = _specs(given)
+        means = frozenset(table.name for table in given if _pools_means(table))
+        return cls(specs, _rule(optimizer, lr), _dtype_name(dtype, found), seed, means)
 
     def table(self, name: str) -> TableSpec:
         """Look up a table by name."""
@@ -50,8 +53,8 @@ class DatabaseSettings:
         return self.optimizer.state_width(spec.dim)
 
 
-def _specs(tables: Any) -> tuple[tuple[TableSpec, ...], set[str]]:
-    """The tables, and the dtypes that they ask for."""
+def _listed(tables: Any) -> list[Any]:
+    """The tables, one by one, as they were given."""
     given: list[Any]
     if isinstance(tables, Mapping):
         given = [TableSpec(name, dim, -INITIAL_RANGE, INITIAL_RANGE) for name, dim in tables.items()]
@@ -61,6 +64,11 @@ def _specs(tables: Any) -> tuple[tuple[TableSpec, ...], set[str]]:
         given = [tables]
     if not given:
         raise ConfigError('a database needs a table; pass for example {"items": 16}')
+    return given
+
+
+def _specs(given: Sequence[Any]) -> tuple[tuple[TableSpec, ...], set[str]]:
+    """The tables, and the dtypes that they ask for."""
     specs = tuple(_spec(table) for table in given)
     names = [spec.name for spec in specs]
     for spec in specs:
@@ -68,6 +76,12 @@ def _specs(tables: Any) -> tuple[tuple[TableSpec, ...], set[str]]:
         if names.count(spec.name) > 1:
             raise ConfigError(f"two tables are called {spec.name!r}; give each table its own name")
     return specs, {_name_of(table.data_type) for table in given if hasattr(table, "data_type")}
+
+
+def _pools_means(table: Any) -> bool:
+    """Whether a table's configuration asks for the mean of a bag."""
+    pooling = getattr(table, "pooling", None)
+    return getattr(pooling, "value", pooling) == "MEAN"
 
 
 def _name_of(data_type: Any) -> str:
