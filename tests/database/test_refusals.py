@@ -68,6 +68,7 @@ def test_keys_that_are_none(db, keys, message):
         ),
         ({"keys": [1, 2], "table": "t", "pooling": "sum"}, "needs lengths"),
         ({"keys": [1, 2], "table": "t", "lengths": [2], "pooling": "max"}, "'sum' or 'mean', got 'max'"),
+        ({"keys": {"t": [1]}, "lengths": {"t": [1]}, "pooling": {"v": "mean"}}, "no table 'v'"),
         ({"keys": {"t": [1]}, "lengths": [1]}, "lengths must be too"),
         ({"keys": {"t": [1]}, "lengths": {"u": [1]}}, "no keys"),
     ],

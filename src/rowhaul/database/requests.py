@@ -50,6 +50,8 @@ def read_request(
     settings: DatabaseSettings, keys: Any, table: str | None, lengths: Any = None, pooling: Any = None
 ) -> Request:
     """Check and copy the keys of a request."""
+    for name in pooling if isinstance(pooling, Mapping) else ():
+        settings.table(name)  # or raises
     if isinstance(keys, Mapping):
         if table is not None:
             raise ConfigError(f"keys are given by table already; omit table={table!r}")
