@@ -1,6 +1,7 @@
 """Exported files hold the checkpoint's rows to the bit, in other tools' hands; or there is no export."""
 
 import json
+import re
 import tracemalloc
 
 import numpy as np
@@ -82,6 +83,22 @@ def test_the_manifest_says_what_is_what(reader, tmp_path):
     assert (table["name"], table["num_rows"], table["dim"], table["ids"]) == ("user_ids", 0, 4, ["text"])
     assert manifest["dense"]["shapes"] == {"w": [2, 3], "one": []}
     assert "XXH64" in (made.path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", FILE_KINDS)
+@pytest.mark.parametrize("table", ["user/ids", "user_ids"])  # the second has no rows
+def test_the_lines_that_come_with_it_read_it(kind, table, reader, tmp_path, monkeypatch):
+    made = export(reader, tmp_path / "x", format=kind, tables=[table])
+    program, *_ = re.findall(r"```python\n(.*?)```", (made.path / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(made.path)
+    found = {}
+    exec(program, found)
+    blocks = list(reader.rows(table))
+    keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
+    np.testing.assert_array_equal(found["keys"], keys)
+    assert found["values"].shape == (len(keys), reader.tables[table].dim)
+    if kind == "npz":
+        found["table"].close()
 
 
 def test_a_file_that_reads_back_otherwise_is_not_kept(reader, tmp_path, monkeypatch):

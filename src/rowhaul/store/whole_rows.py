@@ -33,7 +33,7 @@ class WholeRows(RowFormat):
 
 table = pq.read_table("{file}")
 keys = table["key"].to_numpy()
-values = table["values"].combine_chunks().flatten().to_numpy().reshape(len(keys), -1)""",
+values = table["values"].combine_chunks().flatten().to_numpy().reshape(-1, {dim})""",
         "safetensors": """from safetensors.numpy import load_file
 
 table = load_file("{file}")
