@@ -238,9 +238,12 @@ def test_what_is_no_run_is_named(rowhaul, log_folder, tmp_path):
         (["--k", "0"], "--k"),
         (["--users", "0"], "--users"),
         (["--data", "no.parquet"], "no such file: no.parquet"),
+        (["--kind", "hsnw"], "unknown index 'hsnw'"),
+        (["--out", "."], "exists; choose another"),
+        (["--out", "no/items"], "there is no folder no"),
     ],
 )
-def test_what_cannot_measure_an_index_is_told_before_the_run_is_read(options, message, rowhaul, tmp_path):
+def test_what_an_index_cannot_be_made_of_is_told_before_the_run_is_read(options, message, rowhaul, tmp_path):
     code, _, err = rowhaul("index", tmp_path / "run", "--out", tmp_path / "items", *options)
     assert (code, message in err, "no training run" in err) == (2, True, False)
 

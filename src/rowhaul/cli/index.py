@@ -30,12 +30,14 @@ def index(
 
     from rowhaul.data.files import expand_files
     from rowhaul.retrieval import item_vectors, write_index
+    from rowhaul.retrieval.index import check_new_index
     from rowhaul.retrieval.measure import measure_index
     from rowhaul.retrieval.vectors import open_users
     from rowhaul.train import load_trained
 
+    check_new_index(out, kind)  # before the run is loaded, which takes longer
     if data:
-        expand_files(data)  # before the run is loaded, which takes longer
+        expand_files(data)
     trainer = load_trained(run)
     if data:
         open_users(trainer, data)  # what is wrong with them is said before an index is written

@@ -121,6 +121,20 @@ def _searcher(folder: Path, kind: str) -> Any:
         ) from None
 
 
+def check_new_index(folder: str | Path, kind: str) -> Path:
+    """Refuse a folder that an index of this kind cannot be written to, before vectors are made for it."""
+    path = Path(folder)
+    if kind not in KINDS:
+        raise ConfigError(f"unknown index {kind!r}{did_you_mean(kind, KINDS)}; known are {', '.join(KINDS)}")
+    if path.exists():
+        raise ConfigError(f"{path} exists; choose another folder for the index")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} to write {path.name} to; make it first")
+    if kind != "exact":
+        _faiss()
+    return path
+
+
 def write_index(
     folder: str | Path, keys: npt.ArrayLike, vectors: npt.ArrayLike, kind: str = "exact", step: int = 0
 ) -> ItemIndex:
@@ -134,13 +148,7 @@ def write_index(
             graph; both need the extra ``retrieval``.
         step: of the model, to be told which one.
     """
-    path = Path(folder)
-    if kind not in KINDS:
-        raise ConfigError(f"unknown index {kind!r}{did_you_mean(kind, KINDS)}; known are {', '.join(KINDS)}")
-    if path.exists():
-        raise ConfigError(f"{path} exists; choose another folder for the index")
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent} to write {path.name} to; make it first")
+    path = check_new_index(folder, kind)
     of_items, named = _vectors(vectors, "items"), np.asarray(keys)
     if of_items.ndim != 2 or named.ndim != 1 or not len(named) == len(of_items) > 0:
         raise ConfigError(
