@@ -147,6 +147,20 @@ def test_a_list_that_is_no_ids_is_shown_by_its_type_however_long_it_is(scorer):
     assert answer.json()["error"].partition("got ")[2].startswith("list<")
 
 
+@pytest.mark.parametrize("name", ["user", "item", "tags", "price"])
+@pytest.mark.parametrize("in_list", [False, True])
+def test_mappings_do_not_become_columns(scorer, name, in_list):
+    """A column for each name in any of them, with a value for all: 130 KB of 10,000 would take 800 MB."""
+    values = [{f"k{number}": 1} for number in range(2_000)]
+    columns = {"user": [1], "item": ["a"], "tags": [None], "price": [1.0]}
+    columns = {one: 2_000 * some for one, some in columns.items()}
+    columns[name] = [[one] for one in values] if in_list else values
+    answer = ask(scorer, "POST", "/score", json={"candidates": columns})
+    assert answer.json()["field"] == f"candidates.{name}[0]"
+    needed, got = "a number" if name == "price" else "an id", "a list" if in_list else "a mapping"
+    assert f"{needed} is needed, got {got}" in answer.json()["error"]
+
+
 def test_other_paths_and_methods_are_refused_like_all_else(scorer):
     answer = ask(scorer, "GET", "/scores")
     assert (answer.status_code, list(answer.json())) == (404, ["error"])

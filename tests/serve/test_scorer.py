@@ -103,6 +103,32 @@ def test_bad_requests_name_the_field(scorer, shared, candidates, field, reason):
     assert error.value.field == field
 
 
+class Sliced(list):
+    """Counts the values in its slices."""
+
+    num_values = 0
+
+    def __getitem__(self, which):
+        found = super().__getitem__(which)
+        self.num_values += len(found) if isinstance(which, slice) else 0
+        return found
+
+
+@pytest.mark.parametrize("place", [0, 1, 511, 998, 999])
+@pytest.mark.parametrize(("given", "wrong", "said"), [(7, "a", "got a string"), (7, 2**70, "fit into 64")])
+def test_the_first_wrong_value_is_found_without_trying_all(scorer, place, given, wrong, said):
+    """Of lists of many ids that would take hours."""
+    user = Sliced([given] * place + [wrong] * (1000 - place))
+    columns = {"user": user, "item": ["a"] * 1000, "tags": [[]] * 1000, "price": [1.0] * 1000}
+    if place == 0 and wrong == "a":  # all are strings
+        user[-1] = 7
+        place, said = 999, "got an integer where the values before it are of another type"
+    with pytest.raises(RequestError, match=said) as error:
+        scorer.score({}, columns)
+    assert error.value.field == f"candidates.user[{place}]"
+    assert user.num_values < 12_000
+
+
 def test_hexadecimal_ids_are_read_as_preparing_reads_them():
     schema = Schema.from_dict({"ids": ["device", "seen"]})
     reader = RequestReader(schema, {"device": "hex", "seen": "hex"})

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
-from rowhaul.data.columns import Ids, decode_ids, dense_numbers, id_kind, is_number
+from rowhaul.data.columns import Ids, decode_ids, dense_numbers, id_kind, is_list, is_number
 from rowhaul.data.keys import hash_string
 from rowhaul.data.negatives import newest_ids
 from rowhaul.data.schema import Schema
@@ -48,6 +48,7 @@ _FLOATS = {pa.float32().id: 4, pa.float64().id: 8}
 _ABSENT = object()
 _LARGEST = 1e38  # of numbers that are certainly finite as float32
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}")
+_REFUSED = (pa.ArrowException, OverflowError, TypeError, ValueError)  # what Arrow says of wrong values
 
 
 class RequestError(DataError):
@@ -309,8 +310,8 @@ class _Columns:
         if isinstance(values, pa.Array):
             return values
         try:
-            return pa.array(values)
-        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            return _array(values)
+        except _REFUSED:
             place, reason = _first_wrong(values, is_number)
             raise self.error(name, place, reason) from None
 
@@ -324,21 +325,46 @@ def _plain_key(value: Any, trained: str | None) -> int | None:
     return None
 
 
+def _array(values: Any) -> pa.Array:
+    """Return values as an array, without mappings.
+
+    Of those Arrow makes a column for each name that is in any of them, with a value for all: a request of some
+    kilobytes would take gigabytes.
+    """
+    if not isinstance(values, list):
+        return pa.array(values)
+    found = kind = pa.infer_type(values)
+    while is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_struct(kind):
+        raise TypeError("mappings")
+    return pa.array(values, found)
+
+
 def _first_wrong(values: Sequence[Any], is_number: bool) -> tuple[int, str]:
-    """Find the first value that is wrong by itself, or that Arrow cannot take after those before it."""
-    never = (bool, str, list, dict) if is_number else (bool,)
+    """Find the first value that is wrong by itself, or one that Arrow cannot take after those before it."""
+    never = (bool, str, list, dict) if is_number else (bool, dict)
+    needed = "a number" if is_number else "an id"
     for place, value in enumerate(values):
         if isinstance(value, never):
-            needed = "a number" if is_number else "an id"
             return place, f"{needed} is needed, got {_kind(value)}"
-    for place in range(len(values)):
+        if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+            return place, f"{needed} is needed, got a list with a mapping"
+    taken, place = 0, len(values) - 1  # Arrow takes what is before the first, but not up to the second
+    while taken < place:
+        middle = (taken + place + 1) // 2
         try:
-            pa.array(values[: place + 1])
-        except OverflowError:
-            return place, f"{values[place]!r} does not fit into 64 bits"
-        except (pa.ArrowException, TypeError, ValueError):
-            before = "" if place == 0 else " where the values before it are of another type"
-            return place, f"got {_kind(values[place])}{before}"
+            _array(values[:middle])
+            taken = middle
+        except _REFUSED:
+            place = middle - 1
+    try:
+        _array(values[: place + 1])
+    except OverflowError:
+        return place, f"{values[place]!r} does not fit into 64 bits"
+    except _REFUSED:
+        before = "" if place == 0 else " where the values before it are of another type"
+        return place, f"got {_kind(values[place])}{before}"
     return 0, "the values are not of one type"
 
 
