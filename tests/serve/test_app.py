@@ -105,9 +105,10 @@ def test_a_name_that_is_no_text_is_named(scorer):
 
 def test_arrow_columns_of_one_name_and_bad_shared_features_are_named(scorer):
     headers, table = {"Content-Type": ARROW}, pa.Table.from_pylist(GOOD["candidates"])
-    unshared = table.replace_schema_metadata({"shared": "{"})
-    answer = ask(scorer, "POST", "/score", content=arrow_body(unshared), headers=headers)
-    assert (answer.status_code, answer.json()["field"]) == (422, "shared")
+    for wrong in ("{", "[" * 100_000):
+        unshared = table.replace_schema_metadata({"shared": wrong})
+        answer = ask(scorer, "POST", "/score", content=arrow_body(unshared), headers=headers)
+        assert (answer.status_code, answer.json()["field"]) == (422, "shared")
     for name, field in [("price", "candidates.price"), ("other", None)]:
         more = table.append_column("other", [[1, 2]]).append_column(name, [[7.0, 8.0]])
         more = more.replace_schema_metadata({"shared": json.dumps(GOOD["shared"])})

@@ -136,8 +136,11 @@ def test_hexadecimal_ids_are_read_as_preparing_reads_them():
     assert found.bags.ids.tolist() == [31, -1, 16]
     assert found.bags.offsets.tolist() == [0, 1, 3, 3]
     assert reader.read({"device": 31}, [{"seen": [-1, 16]}]).bags.ids.tolist() == [31, -1, 16]
-    with pytest.raises(RequestError, match="'xyz' is no hexadecimal number"):
-        reader.read({"device": "xyz"}, [{"seen": None}])
+    in_bytes = pa.table({"device": [b"1f", None], "seen": [[b"ffffffffffffffff"], [b"10"]]})
+    assert reader.read({}, in_bytes).bags.ids.tolist() == [31, -1, 16]
+    for wrong in ("xyz", b"xyz"):
+        with pytest.raises(RequestError, match="'xyz' is no hexadecimal number"):
+            reader.read({}, pa.table({"device": [wrong], "seen": [None]}))
 
 
 def test_of_a_history_the_newest_ids_count():

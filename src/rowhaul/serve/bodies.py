@@ -102,7 +102,7 @@ def _check_count(count: int, limits: ServeSettings) -> None:
 def _shared_of(schema: pa.Schema) -> Any:
     try:
         return json.loads((schema.metadata or {}).get(_SHARED, b"{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError("shared", f"the schema's metadata has no JSON there: {error}") from None
 
 

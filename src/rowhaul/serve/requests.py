@@ -371,7 +371,8 @@ def _first_wrong(values: Sequence[Any], is_number: bool) -> tuple[int, str]:
 def _unhexed(columns: _Columns, name: str, column: pa.Array) -> pa.Array:
     """Read hexadecimal text as 64-bit numbers, by their bits."""
 
-    def number(text: str, place: int) -> int:
+    def number(given: str | bytes, place: int) -> int:
+        text = given.decode("ascii", "replace") if isinstance(given, bytes) else given
         if not _HEX.fullmatch(text):
             raise columns.error(name, place, f"{text!r} is no hexadecimal number of up to 16 digits")
         value = int(text, 16)
