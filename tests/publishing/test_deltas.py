@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from rowhaul.publishing import compaction
 from rowhaul.publishing import folder as publishing_folder
 from rowhaul.publishing.graphs import GraphWriter
 from rowhaul.serve import Scorer
+from rowhaul.serve.refreshing import Refresher
 from rowhaul.train.save_thread import SaveCancelledError
 
 KEYS = st.tuples(st.sampled_from(TABLES), st.integers(-3, 12))
@@ -165,6 +167,39 @@ def test_a_bad_delta_is_named_and_the_last_good_version_stays(writer, tmp_path, 
     assert Scorer(path).step == 2  # a server that starts now
 
 
+def test_a_graph_that_cannot_be_run_here_is_named_and_the_last_good_version_stays(writer, tmp_path):
+    """Of a trainer with a newer ONNX than the server's."""
+    path, newer = tmp_path / "served", onnx.load(GIVEN["graph"])
+    newer.ir_version = 1000
+    onnx.save(newer, tmp_path / "newer.onnx")
+    scorer = Scorer(path)
+    writer.folder._graphs = GraphWriter({"onnx": tmp_path / "newer.onnx"}, [])
+    writer.write_delta({("user", 7): [3] * 4}, [], 3)
+    with pytest.raises(CheckpointError, match=r"delta-000000003.*cannot be opened.*version of onnxruntime"):
+        scorer.refresh()
+    assert scorer.step == Scorer(path).step == 2
+
+
+def test_whatever_goes_wrong_later_versions_are_looked_for(writer, tmp_path):
+    scorer, seen, failures = Scorer(tmp_path / "served"), threading.Event(), []
+
+    def refreshed(found):
+        if scorer.step == 3:
+            raise ZeroDivisionError("in what counts")
+        seen.set()
+
+    refresher = Refresher(scorer, 0.01, refreshed, lambda: failures.append(refresher.trouble))
+    refresher.start()
+    writer.write_delta({}, [], 3)
+    while not failures:
+        threading.Event().wait(0.01)
+    writer.write_delta({}, [], 4)
+    assert seen.wait(60)
+    refresher.close()
+    assert failures == ["ZeroDivisionError: in what counts"]
+    assert (scorer.step, refresher.trouble) == (4, "")
+
+
 def test_who_falls_behind_takes_the_new_base(writer, tmp_path, monkeypatch):
     scorer = Scorer(tmp_path / "served")
     monkeypatch.setattr(publishing_folder, "KEEP_SECONDS", 0.0)
@@ -244,6 +279,11 @@ def test_a_request_is_scored_by_one_version(tmp_path):
     assert all(scores == expected[step] for step, scores in found)
 
 
+def cut(folder):
+    """Damage a file before it is published: the server maps it as soon as it is."""
+    damage(folder / "rows-r0000.bin", lambda data: data.pop())
+
+
 def test_a_server_applies_deltas_and_stays_up_with_a_bad_one(writer, tmp_path):
     httpx = pytest.importorskip("httpx")
     from rowhaul.serve.app import make_app
@@ -252,10 +292,6 @@ def test_a_server_applies_deltas_and_stays_up_with_a_bad_one(writer, tmp_path):
     path = tmp_path / "served"
     app = make_app(Scorer(path), ServeSettings(str(path), refresh_seconds=0.02))
     request = {"shared": {"user": 1, "item": "a", "tags": [1]}, "candidates": [{"price": 0.5}]}
-
-    def cut(folder):
-        """Damage a file before it is published: the server maps it as soon as it is."""
-        damage(folder / "rows-r0000.bin", lambda data: data.pop())
 
     async def run():
         transport = httpx.ASGITransport(app)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.errors import CheckpointError, ConfigError
+from rowhaul.errors import CheckpointError, ConfigError, RowhaulError
 from rowhaul.serve.folder import ServedFolder
 from rowhaul.serve.program import load_program
 from rowhaul.serve.requests import Samples
@@ -20,6 +20,7 @@ from rowhaul.serve.shared_dots import SharedDots
 Floats = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 BACKENDS = ("auto", "dots", "onnx", "pt2")  # the quickest first
+_LIBRARIES = {"dots": "safetensors", "onnx": "onnxruntime", "pt2": "torch"}
 
 
 class DenseGraph(Protocol):
@@ -46,10 +47,23 @@ def open_dense(folder: ServedFolder, backend: str = "auto", threads: int = 1) ->
 
 
 def open_graph(path: Path, kind: str, has_numbers: bool, threads: int = 1) -> DenseGraph:
-    """Open a file of a graph."""
-    if kind == "onnx":
-        return OnnxGraph(path, has_numbers, threads)
-    return SharedDots(path, has_numbers) if kind == "dots" else TorchGraph(path, has_numbers)
+    """Open a file of a graph.
+
+    Raises:
+        CheckpointError: that cannot be done here; a newer version of its library may have written it.
+    """
+    try:
+        if kind == "onnx":
+            return OnnxGraph(path, has_numbers, threads)
+        return SharedDots(path, has_numbers) if kind == "dots" else TorchGraph(path, has_numbers)
+    except RowhaulError:
+        raise
+    except Exception as error:  # every library has its own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{path} cannot be opened: {reason}; use the version of {_LIBRARIES[kind]} that wrote it, or "
+            "export again"
+        ) from error
 
 
 def has_onnxruntime() -> bool:

@@ -52,15 +52,16 @@ class Refresher:
         """Apply what is there."""
         try:
             found = self._scorer.refresh()
-        except (RowhaulError, OSError) as error:
-            if str(error) != self.trouble:
-                _log.warning("what was published cannot be applied: %s", error)
-            self.trouble = str(error)
+            if found.num_deltas or found.new_base:
+                self._refreshed(found)
+            self.trouble = ""
+        except Exception as error:  # whatever it is: without the thread nothing newer would ever be served
+            is_known = isinstance(error, RowhaulError | OSError)
+            trouble = str(error) if is_known else f"{type(error).__name__}: {error}"
+            if trouble != self.trouble:
+                _log.warning("what was published cannot be applied: %s", trouble, exc_info=not is_known)
+            self.trouble = trouble
             self._failed()
-            return
-        self.trouble = ""
-        if found.num_deltas or found.new_base:
-            self._refreshed(found)
 
     def _run(self) -> None:
         while not self._ended.wait(self._seconds):
