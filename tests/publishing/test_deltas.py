@@ -284,6 +284,29 @@ def cut(folder):
     damage(folder / "rows-r0000.bin", lambda data: data.pop())
 
 
+def test_the_metrics_are_of_the_model_that_is_served_beside_a_bad_delta(writer, tmp_path):
+    httpx = pytest.importorskip("httpx")
+    from rowhaul.serve.app import make_app
+    from rowhaul.serve.settings import ServeSettings
+
+    path = tmp_path / "served"
+    app = make_app(Scorer(path), ServeSettings(str(path), refresh_seconds=0.02))
+    writer.write_delta({}, [], 3)
+    writer.write_delta({}, [], 4, edit=cut)
+
+    async def run():
+        transport = httpx.ASGITransport(app)
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as client:
+            while "failures_total 0.0" in (await client.get("http://test/metrics")).text:
+                await asyncio.sleep(0.01)
+            assert (await client.get("http://test/healthz")).json()["step"] == 3
+            metrics = (await client.get("http://test/metrics")).text
+            assert "rowhaul_serve_model_step 3.0" in metrics
+            assert "rowhaul_serve_model_published_timestamp_seconds 1.000000003e+09" in metrics
+
+    asyncio.run(run())
+
+
 def test_a_server_applies_deltas_and_stays_up_with_a_bad_one(writer, tmp_path):
     httpx = pytest.importorskip("httpx")
     from rowhaul.serve.app import make_app
