@@ -39,11 +39,20 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def check_new_folder(path: Path, purpose: str) -> None:
-    """Refuse a place for a new folder that holds anything already."""
+    """Refuse a place for a new folder that holds anything already, or that cannot be replaced by one."""
+    if path.is_symlink():
+        raise ConfigError(
+            f"{path} is a link, which no folder can replace; name the place that it leads to for {purpose}"
+        )
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; choose a new folder for {purpose}")
     if path.is_dir() and any(path.iterdir()):
         raise ConfigError(f"{path} exists and is not empty; choose another folder for {purpose}")
+    if path.is_dir() and (os.path.ismount(path) or path.samefile(".")):
+        what = "a mount" if os.path.ismount(path) else "the working directory"
+        raise ConfigError(
+            f"{path} is {what}, which no folder can replace; choose a new folder in it for {purpose}"
+        )
 
 
 def temporary_beside(path: Path) -> Path:
