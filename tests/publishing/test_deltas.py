@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from published_rows import TABLES, Writer, rows_of
+from server_process import children_of, start, stop, wait_for, wait_until_up
 
 from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.publishing import compaction
@@ -277,6 +278,27 @@ def test_a_request_is_scored_by_one_version(tmp_path):
         thread.join()
     assert len({frozenset(one) for one in expected.values()}) == 9
     assert all(scores == expected[step] for step, scores in found)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_server_lets_go_of_a_base_that_compaction_has_removed(writer, tmp_path, monkeypatch, workers):
+    """A file that a process maps takes its place on the disk, removed or not."""
+    path = tmp_path / "served"
+    process, url = start(path, "--refresh", "0.05", "--workers", str(workers))
+    try:
+        wait_until_up(url)
+        monkeypatch.setattr(publishing_folder, "KEEP_SECONDS", 0.0)
+        compaction.compact(writer.folder, lambda: None)
+        assert not (path / "base-000000000").exists()
+
+        def holders():
+            every = [process.pid, *children_of(process.pid)]
+            maps = {one: Path(f"/proc/{one}/maps").read_text() for one in every}
+            return [one for one, found in maps.items() if "base-000000000" in found]
+
+        wait_for(lambda: not holders(), holders)
+    finally:
+        assert stop(process)[0] == 0
 
 
 def cut(folder):

@@ -73,6 +73,7 @@ def serve(
                 f"{scorer.dense.kind}; {counted(workers, 'process', 'processes')} of "
                 f"{counted(settings.num_threads, 'thread')}. {url_of(bound)}/docs explains requests.{shown}"
             )
+            del scorer  # the server has its own, which lets go of a base that compaction has removed
             serve_port(settings, bound)
     say("served until told to stop; running requests were finished")
 
