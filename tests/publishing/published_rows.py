@@ -49,12 +49,12 @@ def exported(run, out):
 class Writer:
     """Publishes what a test says changed; the weights are all the number of the version."""
 
-    def __init__(self, path, schema, graph, run="a run"):
+    def __init__(self, path, schema, graph, run="a run", kind="onnx"):
         self._trainer = Trainer(TrainConfig.from_dict({"model": SMALL}), schema)
         self._format = format_of(self._trainer.collection.row_settings)
         self._weights = dict(self._trainer.model.named_parameters())
         self._tables = dict.fromkeys(TABLES, (4, "float32"))
-        self.folder = PublishedFolder(path, run, self._trainer, GraphWriter({"onnx": graph}, self._weights))
+        self.folder = PublishedFolder(path, run, self._trainer, GraphWriter({kind: graph}, self._weights))
         if self.folder.published is None:
             self.write_base({}, 0)
 

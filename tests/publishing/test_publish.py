@@ -13,7 +13,7 @@ from published_rows import SMALL, TABLES, Writer, exported, rows_of, weights_of
 
 from rowhaul.cli.ckpt.convert import convert
 from rowhaul.cli.ckpt.merge import merge_into_folder
-from rowhaul.errors import ConfigError
+from rowhaul.errors import CheckpointError, ConfigError
 from rowhaul.publishing.folder_lock import FolderLock, check_free
 from rowhaul.publishing.from_checkpoint import publish_checkpoint
 from rowhaul.serve import Scorer
@@ -94,7 +94,7 @@ def resume(tmp_path, begun, log_folder, log_schema):
     shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
 
     def train(out, **given):
-        config = config_of(tmp_path, max_steps=6, **given)
+        config = config_of(tmp_path, **{"max_steps": 6, **given})
         train_run(config, log_schema, f"{log_folder}/*.parquet", out=out, resume=True)
 
     return train
@@ -141,6 +141,27 @@ def test_rows_of_a_cluster_that_cannot_follow_a_base_begin_a_new_one(
     publish_checkpoint(saved, TABLES, folder)
     assert scorer.refresh().new_base
     assert rows_of(scorer) == rows_of(exported(converted, tmp_path / "exported"))
+
+
+def test_other_graphs_than_those_of_the_base_begin_a_new_one(tmp_path, resume):
+    """Deltas without the graph that servers run would be refused by all of them."""
+    scorer = Scorer(tmp_path / "served", backend="onnx")
+    resume(tmp_path / "run", publish={"dense": "onnx,pt2", "compact_after": 100})  # servers find theirs
+    assert (scorer.refresh().new_base, scorer.step) == (False, 6)
+    resume(tmp_path / "run", max_steps=8, publish={"dense": "pt2"})
+    found = Scorer(tmp_path / "served", backend="pt2")
+    assert (found.step, rows_of(found)) == (8, rows_of(exported(tmp_path / "run", tmp_path / "exported")))
+    with pytest.raises(CheckpointError, match="no onnx graph, only pt2"):
+        scorer.refresh()
+
+
+def test_other_graphs_of_a_cluster_begin_a_new_base(tmp_path, resume, log_schema, served_run):
+    saved = open_saved(str(tmp_path / "run"))
+    graph = next(served_run[1].glob("base-*/dense.pt2"))
+    run = saved.facts[PUBLISHED_BY]
+    folder = Writer(tmp_path / "served", log_schema, graph, run=run, kind="pt2").folder
+    publish_checkpoint(saved, TABLES, folder)
+    assert Scorer(tmp_path / "served", backend="pt2").step == 4
 
 
 @contextmanager

@@ -38,9 +38,11 @@ def newest_rows(folder: PublishedFolder) -> tuple[RowFile, Overlay]:
     return base, overlay
 
 
-def can_follow(base: RowFile, tables: Mapping[str, ServedRows]) -> bool:
-    """Whether rows can be published as a delta to a base: servers refuse other tables and other records."""
-    return base.tables.keys() == tables.keys() and all(
+def can_follow(folder: PublishedFolder, base: RowFile, tables: Mapping[str, ServedRows]) -> bool:
+    """Whether rows can be published as a delta to a base: servers refuse other tables, records and graphs."""
+    if not folder.keeps_graphs or base.tables.keys() != tables.keys():
+        return False
+    return all(
         (rows.dim, rows.value_type, rows.record_bytes)
         == (base.field(name, "dim"), base.value_type(name), base.field(name, "record_bytes"))
         for name, rows in tables.items()

@@ -83,6 +83,14 @@ class PublishedFolder:
         """The versions that can be read; None: nothing was published yet."""
         return None if self.manifest is None else published_in(self.path, self.manifest)
 
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether deltas have each kind of graph that the base has: a server goes on with the one it runs.
+
+        One that runs a model's kernels goes on with any.
+        """
+        return self.manifest is not None and self.manifest["dense"].keys() - {"dots"} <= set(self._graphs.kinds)
+
     def write_base(self, tables: Mapping[str, ServedRows], state: State, count: Counter) -> None:
         """Publish a whole model, from which deltas lead on; those before it lead nowhere any more."""
         number = self._next_number()

@@ -21,8 +21,8 @@ from rowhaul.serve.deltas import Moment
 def publish_checkpoint(reader: CheckpointReader, tables: Iterable[str], folder: PublishedFolder) -> None:
     """Publish a checkpoint of a run; nothing is done where the newest version is the same.
 
-    Where a published file is missing or damaged, or was of rows of another kind, a new base takes the place
-    of all.
+    Where a published file is missing or damaged, or was of rows or graphs of another kind, a new base takes
+    the place of all.
     """
     moment = Moment(int(reader.facts["step"]), int(reader.facts["samples"]), time.time())
     state = State(moment, reader.tensors("model"), kinds_in(reader.facts))
@@ -32,7 +32,7 @@ def publish_checkpoint(reader: CheckpointReader, tables: Iterable[str], folder: 
         newest = None if about is None else newest_rows(folder)
     except CheckpointError:
         newest = None
-    if about is None or newest is None or not can_follow(newest[0], saved):
+    if about is None or newest is None or not can_follow(folder, newest[0], saved):
         folder.write_base(saved, state, Counter(1, lambda done, total: None))
         return
     rows = {table: difference(*newest, table, one) for table, one in saved.items()}

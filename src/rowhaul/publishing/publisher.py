@@ -175,7 +175,7 @@ class Publisher:
             self._can_follow = False
             return False
         saved = self._all_rows(reader)
-        if not can_follow(base, saved):
+        if not can_follow(self._folder, base, saved):
             self._can_follow = False
             return False
         names, is_current = self._source.table_names(), self._folder.published.newest_step == self._since
