@@ -28,12 +28,12 @@ def test_what_is_not_refused_can_be_replaced(tmp_path):
 def test_a_link_is_refused_before_anything_is_written(tmp_path, leads_to):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / leads_to)
-    with pytest.raises(ConfigError, match="link is a link, .* name the place that it leads to"):
+    with pytest.raises(ConfigError, match=r"link is a link, .* name the place that it leads to"):
         check_new_folder(tmp_path / "link", "the test")
 
 
 def test_the_working_directory_is_refused_under_any_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (".", tmp_path):
-        with pytest.raises(ConfigError, match="is the working directory, .* a new folder in it"):
+        with pytest.raises(ConfigError, match=r"is the working directory, .* a new folder in it"):
             check_new_folder(Path(name), "the test")

@@ -89,7 +89,9 @@ class PublishedFolder:
 
         One that runs a model's kernels goes on with any.
         """
-        return self.manifest is not None and self.manifest["dense"].keys() - {"dots"} <= set(self._graphs.kinds)
+        return self.manifest is not None and self.manifest["dense"].keys() - {"dots"} <= set(
+            self._graphs.kinds
+        )
 
     def write_base(self, tables: Mapping[str, ServedRows], state: State, count: Counter) -> None:
         """Publish a whole model, from which deltas lead on; those before it lead nowhere any more."""

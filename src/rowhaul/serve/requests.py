@@ -328,8 +328,8 @@ def _plain_key(value: Any, trained: str | None) -> int | None:
 def _array(values: Any) -> pa.Array:
     """Return values as an array, without mappings.
 
-    Of those Arrow makes a column for each name that is in any of them, with a value for all: a request of some
-    kilobytes would take gigabytes.
+    Of those Arrow makes a column for each name that is in any of them, with a value for all: a request of
+    some kilobytes would take gigabytes.
     """
     if not isinstance(values, list):
         return pa.array(values)
