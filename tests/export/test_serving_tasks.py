@@ -56,9 +56,12 @@ def test_scores_are_those_of_predict(name, log, tmp_path):
 
 
 def test_answers_have_a_list_or_a_column_a_label():
-    scored = Scored(np.array([[0.5, 0.25], [1.0, 0.0]], np.float32), 4, 0, step=7)
-    body, _ = bodies.answer(scored, "application/json", ("click", "sale"))
+    tasks = ("click", "sale")
+    scored = Scored(np.array([[0.5, 0.25], [1.0, 0.0]], np.float32), 4, 0, step=7, tasks=tasks)
+    body, _ = bodies.answer(scored, "application/json")
     assert json.loads(body) == {"scores": {"click": [0.5, 1.0], "sale": [0.25, 0.0]}, "step": 7}
-    body, _ = bodies.answer(scored, bodies.ARROW, ("click", "sale"))
+    body, _ = bodies.answer(scored, bodies.ARROW)
     with pa.ipc.open_stream(body) as stream:
         assert stream.read_all().to_pydict() == {"score_click": [0.5, 1.0], "score_sale": [0.25, 0.0]}
+    nothing = scored._replace(scores=scored.scores[:0])
+    assert json.loads(bodies.answer(nothing, "application/json")[0])["scores"] == {"click": [], "sale": []}

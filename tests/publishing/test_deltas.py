@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -327,6 +328,26 @@ def test_the_metrics_are_of_the_model_that_is_served_beside_a_bad_delta(writer, 
             assert "rowhaul_serve_model_published_timestamp_seconds 1.000000003e+09" in metrics
 
     asyncio.run(run())
+
+
+def test_a_request_is_read_by_the_version_that_scores_it(writer, tmp_path):
+    """Another run has published to the same place meanwhile, with its features in another order."""
+    path = tmp_path / "served"
+    scorer = Scorer(path)
+
+    class Refreshing(dict):
+        def get(self, *given):
+            scorer.refresh()
+            return super().get(*given)
+
+    request = {"user": 1, "item": "a", "tags": [1, 2]}, [{"price": 0.5}] * 5
+    expected = scorer.score_request(*request)
+    shutil.rmtree(path)
+    turned = replace(GIVEN["schema"], ids=GIVEN["schema"].ids[::-1])
+    Writer(path, turned, GIVEN["graph"], run="another")
+    found = scorer.score_request(Refreshing(request[0]), request[1])
+    assert scorer.folder.schema.features == ("tags", "item", "user")
+    assert (found.scores.tolist(), found.step) == (expected.scores.tolist(), 2)
 
 
 def test_a_server_applies_deltas_and_stays_up_with_a_bad_one(writer, tmp_path):

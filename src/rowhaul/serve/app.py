@@ -142,7 +142,7 @@ class ScoreService:
         except RowhaulError as error:  # an unknown id, where that is one
             raise RefusedError(422, str(error)) from None
         self._metrics.scored(len(scored.scores), scored.num_ids, scored.num_unknown)
-        return bodies.answer(scored, accept, self.scorer.tasks)
+        return bodies.answer(scored, accept)
 
 
 class _ScoreFirst:

@@ -113,9 +113,10 @@ def _num_candidates(candidates: Any) -> int:
     return len(candidates) if isinstance(candidates, list) else 0
 
 
-def answer(scored: Scored, accept: str, tasks: Sequence[str] = ()) -> tuple[bytes, str]:
+def answer(scored: Scored, accept: str) -> tuple[bytes, str]:
     """Return the body of an answer and its type: Arrow where it is asked for; of several labels, by name."""
-    by_task = dict(zip(tasks, scored.scores.reshape(len(scored.scores), -1).T, strict=True)) if tasks else {}
+    tasks = scored.tasks
+    by_task = dict(zip(tasks, scored.scores.reshape(-1, len(tasks)).T, strict=True)) if tasks else {}
     if ARROW in accept:
         columns = {f"score_{task}": scores for task, scores in by_task.items()} or {"score": scored.scores}
         table = pa.table(columns).replace_schema_metadata({"step": str(scored.step)})

@@ -52,6 +52,11 @@ class ServedModel:
         return cls(folder, rows, dense, reader, folder.step, version, moment, threads=threads)
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the labels, where there are several."""
+        return tuple(column.name for column in self.folder.schema.labels)
+
+    @property
     def is_number(self) -> npt.NDArray[np.bool_]:
         """Which logits are numbers as they are; the others are turned into probabilities."""
         kinds = [column.kind == "number" for column in self.folder.schema.tasks]

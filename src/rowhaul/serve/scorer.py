@@ -24,12 +24,14 @@ _ATTEMPTS = 3  # to open files that a publisher may remove while they are opened
 
 
 class Scored(NamedTuple):
-    """The scores of a request, how many of its ids have no row, and the training steps behind the model."""
+    """The scores of a request, how many of its ids have no row, and what they are of: the training steps
+    behind the model, and the labels, where there are several."""
 
     scores: npt.NDArray[np.float32]
     num_ids: int
     num_unknown: int
     step: int
+    tasks: tuple[str, ...] = ()
 
 
 class Refreshed(NamedTuple):
@@ -98,7 +100,7 @@ class Scorer:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the labels, where there are several."""
-        return tuple(column.name for column in self.folder.schema.labels)
+        return self.model.tasks
 
     @property
     def step(self) -> int:
@@ -172,15 +174,12 @@ class Scorer:
 
     def score_request(self, shared: Shared, candidates: Candidates) -> Scored:
         """Score, and count the ids that have no row."""
-        return self.score_samples(self.read(shared, candidates))
+        model = self.model  # it is read, too, by the version that scores it
+        return _scored(model, model.reader.read(shared, candidates))
 
     def score_samples(self, samples: Samples) -> Scored:
         """Score what a request was read into."""
-        model = self.model  # all of a request by one version
-        logits, num_unknown = model.logits(samples)
-        with np.errstate(over="ignore"):  # the exponential of a large number is infinity, and the score 0
-            scores = np.where(model.is_number, logits, 1 / (1 + np.exp(-logits.astype(np.float64))))
-        return Scored(scores.astype(np.float32), len(samples.bags.ids), num_unknown, model.step)
+        return _scored(self.model, samples)
 
     def read(self, shared: Shared, candidates: Candidates) -> Samples:
         """Check a request and turn it into ids and numbers."""
@@ -194,3 +193,11 @@ class Scorer:
     def logits(self, samples: Samples) -> tuple[Floats, int]:
         """Return a logit for each sample, and how many ids have no row."""
         return self.model.logits(samples)
+
+
+def _scored(model: ServedModel, samples: Samples) -> Scored:
+    """Score all of a request by one version."""
+    logits, num_unknown = model.logits(samples)
+    with np.errstate(over="ignore"):  # the exponential of a large number is infinity, and the score 0
+        scores = np.where(model.is_number, logits, 1 / (1 + np.exp(-logits.astype(np.float64))))
+    return Scored(scores.astype(np.float32), len(samples.bags.ids), num_unknown, model.step, model.tasks)
