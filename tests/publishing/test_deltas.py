@@ -183,18 +183,22 @@ def test_a_graph_that_cannot_be_run_here_is_named_and_the_last_good_version_stay
 
 
 def test_whatever_goes_wrong_later_versions_are_looked_for(writer, tmp_path):
-    scorer, seen, failures = Scorer(tmp_path / "served"), threading.Event(), []
+    scorer, failures = Scorer(tmp_path / "served"), []
+    seen, has_failed = threading.Event(), threading.Event()
 
     def refreshed(found):
         if scorer.step == 3:
             raise ZeroDivisionError("in what counts")
         seen.set()
 
-    refresher = Refresher(scorer, 0.01, refreshed, lambda: failures.append(refresher.trouble))
+    def failed():
+        failures.append(refresher.trouble)
+        has_failed.set()
+
+    refresher = Refresher(scorer, 0.01, refreshed, failed)
     refresher.start()
     writer.write_delta({}, [], 3)
-    while not failures:
-        threading.Event().wait(0.01)
+    assert has_failed.wait(60)
     writer.write_delta({}, [], 4)
     assert seen.wait(60)
     refresher.close()
