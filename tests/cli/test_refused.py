@@ -116,6 +116,15 @@ def test_an_empty_path_is_refused(arguments, rowhaul, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tilde_behind_an_equals_sign_is_the_home_folder(rowhaul, trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, tmp_path / "home" / "run")
+    code, out, err = rowhaul("report", tmp_path / "home" / "run", "--out=~/page.html")
+    assert (code, str(tmp_path / "home" / "page.html") in out) == (0, True), err
+    assert [one.name for one in tmp_path.iterdir()] == ["home"]
+
+
 def test_a_label_beside_a_schema_is_not_ignored(rowhaul, trained, log_folder, tmp_path):
     other = ("--label", "bought", "--out", tmp_path / "run")
     code, _, err = rowhaul("train", "--data", log_folder, *other, *SMALL)

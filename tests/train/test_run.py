@@ -16,6 +16,7 @@ from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError, DataError
 from rowhaul.export.export import export
+from rowhaul.monitoring.settings import MonitoringConfig
 from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.checkpoint_pace import Pace, pace_of
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
@@ -332,6 +333,28 @@ def test_a_run_whose_checkpoints_are_elsewhere_does_not_start_anew(
     shutil.copytree(finished / "checkpoints", tmp_path / "moved")
     config = replace(CONFIG, max_steps=8, checkpoints=str(tmp_path / "moved"))
     assert train_run(config, log_schema, log_folder, out=run, resume=True).steps_taken == 0
+
+
+def test_paths_of_a_run_lead_there_from_any_directory(tmp_path, log_schema, log_folder, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    places = [("saved", "run", tmp_path), ("~/saved", "~/run", tmp_path / "home")]
+    for checkpoints, out, folder in places:
+        begun = replace(CONFIG, checkpoints=checkpoints, monitoring=MonitoringConfig(log_folder="logs"))
+        train_run(begun, log_schema, log_folder, out=out, should_stop=stop_after(2))
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert load_trained(folder / "run").step == 2
+        kept = TrainConfig.read(folder / "run" / CONFIG_FILE)
+        assert kept.monitoring.log_folder == str(tmp_path / "logs")
+        resumed = train_run(
+            kept, log_schema, log_folder, out=folder / "run", resume=True, should_stop=stop_after(2)
+        )
+        assert resumed.step == 4
+        assert latest_checkpoint(folder / "saved").name == "step-000000004"
+        monkeypatch.chdir(tmp_path)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_run_without_a_checkpoint_yet_starts_anew_and_says_so(tmp_path, log_schema, log_folder):

@@ -62,7 +62,13 @@ def as_place(given: str | os.PathLike[str] | Url) -> Place:
         raise ConfigError(
             f"{text} looks like a URL that has lost a slash; write scheme://…, and not as a Path"
         )
-    return Path(text)
+    return Path(os.path.expanduser(text))  # no shell has, in a file of settings and behind --out=
+
+
+def absolute(given: str) -> str:
+    """Return a place as it is to be found from any directory; an empty one stays empty."""
+    place = as_place(given)
+    return os.path.abspath(place) if given and isinstance(place, Path) else given
 
 
 def local_folder(given: str | os.PathLike[str], option: str = "--out") -> Path:
@@ -72,7 +78,7 @@ def local_folder(given: str | os.PathLike[str], option: str = "--out") -> Path:
             f"{option} {given}: logs and settings need a folder of this machine; give {option} a folder, and "
             "--checkpoints the URL"
         )
-    return Path(given)
+    return Path(os.path.expanduser(given))
 
 
 def local_path(place: Place) -> Path | None:

@@ -73,6 +73,7 @@ def main() -> None:
     """Run the command line; user errors, full disks and Ctrl-C end in one clear line, no traceback."""
     _environment.set_passive_waiting()
     _environment.collect_garbage_less_often()
+    sys.argv[1:] = map(_with_home, sys.argv[1:])
     try:
         _refuse_empty(sys.argv[1:])
         refuse_urls(sys.argv[1:])
@@ -94,6 +95,13 @@ def main() -> None:
         _fail(reason, EXIT_ERROR)
     else:
         sys.exit(code or 0)
+
+
+def _with_home(argument: str) -> str:
+    """Expand ``--out=~/run``, which shells leave as it is, where they expand ``--out ~/run``."""
+    name, _, value = argument.partition("=")
+    is_home = name.startswith("--") and value.startswith("~")
+    return f"{name}={os.path.expanduser(value)}" if is_home else argument
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:

@@ -106,7 +106,7 @@ def _log_folder(settings: MonitoringConfig, out: Path | None) -> Path:
     from rowhaul.train.run_folder import LOGS
 
     if settings.log_folder:
-        return Path(settings.log_folder)
+        return Path(settings.log_folder).expanduser()
     if out is None or "://" in str(out) or ":/" in str(out):
         where = "without --out" if out is None else f"for a run in {out}"
         raise ConfigError(f"--log-json {where} needs a folder on this machine: give --log-folder")

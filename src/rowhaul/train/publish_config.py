@@ -51,7 +51,9 @@ class PublishConfig:
     @property
     def path(self) -> Path:
         """The folder."""
-        return Path(self.to)
+        place = as_place(self.to)
+        assert isinstance(place, Path)  # URLs are refused above
+        return place
 
     @property
     def pace(self) -> Pace:

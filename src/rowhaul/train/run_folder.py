@@ -17,13 +17,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rowhaul._files import TEMPORARY_PREFIX
 from rowhaul.checkpoint import MANIFEST_FILE, CheckpointReader, Place, as_place, latest_checkpoint
 from rowhaul.checkpoint.layout import finished_checkpoints, remove_unfinished
-from rowhaul.checkpoint.location import local_path
+from rowhaul.checkpoint.location import absolute, local_path
 from rowhaul.checkpoint.opening import open_checkpoint, run_of
 from rowhaul.checkpoint.writer import remove
 from rowhaul.data.schema import SCHEMA_FILE, Schema
@@ -279,7 +280,17 @@ def begin_folder(folder: Path, config: TrainConfig, schema: Schema, data: Any, e
     folder.mkdir(parents=True, exist_ok=True)
     remember_data(folder, data, eval_data)  # first: it shows that what comes next is a run's
     schema.write(folder / SCHEMA_FILE)
-    config.write(folder / CONFIG_FILE)  # last: without it there is no run
+    _from_anywhere(config).write(folder / CONFIG_FILE)  # last: without it there is no run
+
+
+def _from_anywhere(config: TrainConfig) -> TrainConfig:
+    """Settings whose relative paths, of what a resumed run goes on writing to, lead there from any directory."""
+    return replace(
+        config,
+        checkpoints=absolute(config.checkpoints),
+        publish=replace(config.publish, to=absolute(config.publish.to)),
+        monitoring=replace(config.monitoring, log_folder=absolute(config.monitoring.log_folder)),
+    )
 
 
 def drop_old_checkpoints(checkpoints: Place, keep: int) -> None:
