@@ -107,6 +107,10 @@ def test_metrics_within_groups_need_a_group(cluster, log_folder, tmp_path):
         ("train", "--data", ""),
         ("train", "--data", "x", "--out="),
         ("predict", "run", "--out", "", "--data=x"),
+        ("train", "--data=x", "--checkpoints", ""),
+        ("train", "--data=x", "--publish="),
+        ("train", "--data=x", "--workers=2", "--secret-file", ""),
+        ("netcheck", "--secret-file="),
     ],
 )
 def test_an_empty_path_is_refused(arguments, rowhaul, tmp_path, monkeypatch):
@@ -123,6 +127,24 @@ def test_a_tilde_behind_an_equals_sign_is_the_home_folder(rowhaul, trained, tmp_
     code, out, err = rowhaul("report", tmp_path / "home" / "run", "--out=~/page.html")
     assert (code, str(tmp_path / "home" / "page.html") in out) == (0, True), err
     assert [one.name for one in tmp_path.iterdir()] == ["home"]
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        (("--max-wait", "5s"), "a stream to read (--follow"),
+        (("--stop-when-idle", "5s"), "a stream to read (--follow"),
+        (("--publish-every", "5s"), "a folder to publish to (--publish)"),
+        (("--publish-dense", "pt2"), "a folder to publish to (--publish)"),
+        (("--evict", "lfu"), "a limit of rows (--max-rows)"),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_a_flag_that_would_do_nothing_is_refused(options, needed, rowhaul, log_folder, tmp_path):
+    run = ("train", "--data", log_folder, "--out", tmp_path / "run", *SMALL)
+    code, _, err = rowhaul(*run, *options)
+    assert (code, f"{options[0]} does nothing without {needed}" in on_one_line(err)) == (2, True), err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_label_beside_a_schema_is_not_ignored(rowhaul, trained, log_folder, tmp_path):

@@ -37,7 +37,10 @@ from rowhaul.cluster.place import EXIT_PEER_ENDED, launcher_tells
 from rowhaul.errors import ConfigError, RankLostError, RowhaulError
 
 EXIT_ERROR = 2
-_PATHS = ("--data", "--eval-data", "--out", "--to")
+_PATHS = (
+    *("--data", "--eval-data", "--schema", "--out", "--to"),
+    *("--checkpoints", "--publish", "--log-folder", "--secret-file"),
+)
 
 # What people want to do, and the commands for it.
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
@@ -105,12 +108,12 @@ def _with_home(argument: str) -> str:
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse an empty path, which would mean the current folder: a variable of the shell is not set."""
+    """Refuse an empty path, which would mean the current folder or none: a variable of the shell is not set."""
     for name, value in options_in(arguments, _PATHS):
         if value == "":
             raise ConfigError(
-                f"{name} is empty; name a path (. is the current folder), or see whether a variable of the "
-                "shell is not set"
+                f"{name} is empty; name a path (the current folder is .), or leave it out; perhaps a variable "
+                "of the shell is not set"
             )
 
 

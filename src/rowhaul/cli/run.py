@@ -225,6 +225,26 @@ class RunOptions:
                 "cluster's configuration file in one process"
             )
 
+    def refuse_idle_flags(self, config: TrainConfig, reads_stream: bool) -> None:
+        """Refuse flags that would change nothing, for want of what they are about.
+
+        A configuration file may have their settings: it serves several commands.
+        """
+        limited = any(isinstance(one, dict) and one.get("max_rows") for one in config.tables.values())
+        stream = (reads_stream, "a stream to read (--follow, --data - or a redis:// address)")
+        publish = (config.publish.is_used, "a folder to publish to (--publish)")
+        needs = {
+            "max_wait": stream,
+            "stop_when_idle": stream,
+            "publish_every": publish,
+            "publish_dense": publish,
+            "evict": (limited, "a limit of rows (--max-rows)"),
+        }
+        for name, (is_there, needed) in needs.items():
+            if name in self.flags and not is_there:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} does nothing without {needed}: give both, or leave it out")
+
     def find_schema(
         self, require_label: bool = True, run: Path | None = None, follow: bool = False
     ) -> Schema:

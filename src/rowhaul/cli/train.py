@@ -81,6 +81,8 @@ def train(
         options.refuse_cluster_settings()
     follow = config.stream.follow
     is_stream = bool(data) and stream_of(data, follow) is not None
+    if data:  # a rank that gets its samples from another one does not know
+        options.refuse_idle_flags(config, is_stream)
     if is_stream:
         check_streamable(config, is_rank=is_launched())
         if config.cluster.workers or is_launched():
