@@ -129,6 +129,20 @@ def test_a_tilde_behind_an_equals_sign_is_the_home_folder(rowhaul, trained, tmp_
     assert [one.name for one in tmp_path.iterdir()] == ["home"]
 
 
+def test_a_run_to_resume_that_is_not_named_or_not_there_is_told(rowhaul, log_folder, tmp_path):
+    for more in ((), ("--data", log_folder)):
+        code, _, err = rowhaul("train", "--resume", *more)
+        assert (code, "--resume needs to know which run: name its folder (--out)" in on_one_line(err)) == (
+            2,
+            True,
+        )
+        code, _, err = rowhaul("train", "--resume", "--out", tmp_path / "rum", *more, *SMALL)
+        said = on_one_line(err)
+        assert (code, f"{tmp_path / 'rum'} holds no run to resume" in said) == (2, True)
+        assert "see whether its name is right" in said
+    assert not (tmp_path / "rum").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "needed"),
     [

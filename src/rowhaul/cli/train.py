@@ -72,6 +72,8 @@ def train(
     out = local_folder(out) if out is not None else None
     resumed = settings_to_resume(out, options.flags.get("checkpoints")) if resume else None
     config, data = options.read_config(resumed, publishes=True), options.data
+    if resume and out is None and not config.checkpoints:
+        raise ConfigError("--resume needs to know which run: name its folder (--out), or its --checkpoints")
     config = with_monitoring(
         config, metrics_port, metrics_address, stalled_after, log_json, log_folder, explain
     )
@@ -89,11 +91,7 @@ def train(
             config = read_by_rank0(config, data)
     has_data = not is_launched() or is_first_rank() or config.cluster.data_from != "rank0"
     if has_data and not data:
-        why = "there is nothing to train on"
-        if resume:
-            place = out or config.checkpoints
-            why = f"{place} does not say what it was trained on" if resumed else f"{place} holds no run yet"
-        raise ConfigError(f"{why}: name the Parquet files (--data 'logs/*.parquet')")
+        raise _without_data(resume, out or config.checkpoints, bool(resumed))
     schema = (
         replace(options, data=data).find_schema(run=out if resume else None, follow=follow)
         if has_data
@@ -145,6 +143,19 @@ def train(
             f"  rowhaul predict {out} --data '{example}' --out scores.parquet\n"
             f"  tensorboard --logdir {out}/tensorboard"
         )
+
+
+def _without_data(resume: bool, place: Path | str, holds_run: bool) -> ConfigError:
+    """Say what to train on is missing, or the run that knows it."""
+    name_it = "name the Parquet files (--data 'logs/*.parquet')"
+    if not resume:
+        return ConfigError(f"there is nothing to train on: {name_it}")
+    if holds_run:
+        return ConfigError(f"{place} does not say what it was trained on: {name_it}")
+    return ConfigError(
+        f"{place} holds no run to resume; see whether its name is right. To start one, leave out --resume and "
+        f"{name_it}"
+    )
 
 
 def _why_no_step(result: RunResult) -> str:

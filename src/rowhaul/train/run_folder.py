@@ -178,8 +178,8 @@ def check_same_run(
         where, saved = checkpoint, saved_settings(CheckpointReader(checkpoint))
     if saved is None or where is None:
         raise ConfigError(
-            f"{folder or config.checkpoints} holds no run to resume: it has no {CONFIG_FILE}; leave out "
-            "--resume"
+            f"{folder or config.checkpoints} holds no run to resume: it has no {CONFIG_FILE}; see whether its "
+            "name is right, or leave out --resume to start one"
         )
     _check_same(where, *saved, config, schema)
     if checkpoint is None and folder is not None:
