@@ -129,6 +129,25 @@ def test_a_tilde_behind_an_equals_sign_is_the_home_folder(rowhaul, trained, tmp_
     assert [one.name for one in tmp_path.iterdir()] == ["home"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("{one}",), "is not text in UTF-8; a file of settings in YAML or TOML is needed here"),
+        (("--data", "{one}", "{two}"), "is not text in UTF-8; a file of settings in YAML or TOML"),
+        (("{folder}",), "is a folder; a file of settings in YAML or TOML is needed here"),
+        (("--data", "{one}", "{two}", "{two}"), "unexpected extra argument"),
+        (("--data", "part-0.parquet " * 60), "is too long for a name; if these are several files, give each its own"),
+    ],
+    ids=["file", "two files", "folder", "three files", "a list"],
+)
+def test_data_without_its_option_is_told_how_to_be_named(arguments, said, rowhaul, log_folder, tmp_path):
+    files = {"folder": log_folder, "one": log_folder / "part-0.parquet", "two": log_folder / "part-1.parquet"}
+    code, _, err = rowhaul("train", *(one.format(**files) for one in arguments), "--out", tmp_path / "run")
+    assert (code, said in on_one_line(err)) == (2, True), err
+    assert "--data" in err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_to_resume_that_is_not_named_or_not_there_is_told(rowhaul, log_folder, tmp_path):
     for more in ((), ("--data", log_folder)):
         code, _, err = rowhaul("train", "--resume", *more)

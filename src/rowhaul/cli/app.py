@@ -37,6 +37,7 @@ from rowhaul.cluster.place import EXIT_PEER_ENDED, launcher_tells
 from rowhaul.errors import ConfigError, RankLostError, RowhaulError
 
 EXIT_ERROR = 2
+_SHOWN = 60  # characters of a name that is too long
 _PATHS = (
     *("--data", "--eval-data", "--schema", "--out", "--to"),
     *("--checkpoints", "--publish", "--log-folder", "--secret-file"),
@@ -124,7 +125,10 @@ def _fail_usage(error: Any) -> None:
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
-    _fail(f"{error.format_message().rstrip('.')}{hint}", error.exit_code)
+    message = error.format_message().rstrip(".")
+    if "unexpected extra argument" in message and options_in(sys.argv[1:], ("--data",)):
+        message += "; a pattern needs quotes, --data 'logs/*.parquet', and each of several files its own --data"
+    _fail(f"{message}{hint}", error.exit_code)
 
 
 def _explained(error: OSError) -> str | None:
@@ -140,6 +144,8 @@ def _explained(error: OSError) -> str | None:
         return f"{where}{file} is a file, not a folder; choose another place"
     if error.errno == errno.EISDIR and error.filename:
         return f"{error.filename} is a folder, but a file is needed here"
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{where[:_SHOWN]}… is too long for a name; if these are several files, give each its own --data"
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
         return f"{where}{(error.strerror or str(error)).lower()}"
     return None

@@ -25,17 +25,33 @@ _POWER_OF_TEN = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")  # YAML rea
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The contents of a YAML or TOML file as nested dictionaries."""
     path = Path(path)
+    text = _text_of(path)
     try:
-        if path.suffix == ".toml":
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        given = load_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        given = tomllib.loads(text) if path.suffix == ".toml" else load_yaml(text)
+    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML or TOML: {error}") from None
     if given is not None and not isinstance(given, dict):
         raise ConfigError(f"{path}: expected settings by name, got {type(given).__name__}")
     return given or {}
+
+
+def _text_of(path: Path) -> str:
+    """Read a file of settings; data named in its place, by a pattern without quotes, is known as such."""
+    try:
+        content = path.read_bytes()
+        if b"\0" not in content[:1024]:
+            return content.decode("utf-8")
+        what = "not text in UTF-8"
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except UnicodeDecodeError:
+        what = "not text in UTF-8"
+    except IsADirectoryError:
+        what = "a folder"
+    raise ConfigError(
+        f"{path} is {what}; a file of settings in YAML or TOML is needed here. Data is named by --data, each "
+        "file by its own, or as a pattern in quotes: --data 'logs/*.parquet'"
+    )
 
 
 def migrated(given: Mapping[str, Any]) -> Mapping[str, Any]:
