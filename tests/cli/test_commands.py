@@ -1,11 +1,13 @@
 """The commands as a person types them: what they make, what they say, how they end."""
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ import pytest
 from pyarrow import csv
 
 from rowhaul import __version__
+from rowhaul.data.files import expand_files
 
 SMALL = ("--batch-size", "500", "--embedding-dim", "4", "--set", "model.options.top=[16]")
 
@@ -298,6 +301,22 @@ def test_an_interrupted_generate_says_how_to_go_on(tmp_path):
     assert process.returncode == 130, err
     assert "run the same command again to continue" in out
     assert "Traceback" not in err
+
+
+def test_advice_about_folders_with_a_space_can_be_typed(rowhaul, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = rowhaul("generate", "--rows", "300", "--out", "my log")
+    assert code == 0, err
+    after_next = shlex.split(out.partition("Next: rowhaul ")[2])
+    assert expand_files(after_next[after_next.index("--data") + 1])
+    code, out, err = rowhaul("ckpt", "merge", trained, "--out", "my run")
+    assert code == 0, err
+    assert shlex.split(out.partition("Next: rowhaul ")[2])[:2] == ["evaluate", "my run"]
+    code, out, err = rowhaul("train", "--resume", "--out", "my run")
+    assert code == 0, err
+    predict = next(line for line in out.splitlines() if line.startswith("  rowhaul predict"))
+    code, out, err = rowhaul(*shlex.split(predict)[1:])
+    assert (code, Path("scores.parquet").is_file()) == (0, True), err
 
 
 def test_version(rowhaul):

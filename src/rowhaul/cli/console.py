@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
@@ -13,6 +15,11 @@ console = Console(emoji=False)  # esd:1:... is a name, not an emoji
 def say(text: str) -> None:
     """Print text as it is: no markup, no colours, no line breaks of our own."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def typed(what: object) -> str:
+    """Format a path, pattern or address as one word of a shell's command, in quotes where it needs them."""
+    return shlex.quote(str(what))
 
 
 def counted(count: int, one: str, several: str = "") -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from rowhaul.cli.checks import refuse_unused
-from rowhaul.cli.console import say
+from rowhaul.cli.console import say, typed
 from rowhaul.cli.generate import check_rows, generate_with_progress
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import EXIT_INTERRUPTED
@@ -67,16 +67,18 @@ def demo(
         raise typer.Exit(EXIT_INTERRUPTED)
     if as_json:
         return
+    run_typed, files = typed(run), typed(data / "*.parquet")
+    held_out, served = typed(data / "test" / "*.parquet"), typed(out / "served")
     say(
         f"\nWhat to try next (after `make demo` the program is in .venv/bin):\n"
-        f"  rowhaul evaluate {run} --data '{data}/test/*.parquet'\n"
-        f"  rowhaul predict  {run} --data '{data}/test/*.parquet' --out scores.parquet\n"
-        f"  rowhaul export   {run} --out {out}/served --dense pt2 && rowhaul serve {out}/served\n"
+        f"  rowhaul evaluate {run_typed} --data {held_out}\n"
+        f"  rowhaul predict  {run_typed} --data {held_out} --out scores.parquet\n"
+        f"  rowhaul export   {run_typed} --out {served} --dense pt2 && rowhaul serve {served}\n"
         f"  rowhaul demo     --live                       # learn from a stream and serve it, on a page\n"
-        f"  rowhaul train    --data '{data}/*.parquet' --model deepfm --out {out}/deepfm\n"
-        f"  rowhaul simulate '{data}/*.parquet' --workers 4 --links '1gbit*2,100mbit*2'   # on a cluster?\n"
+        f"  rowhaul train    --data {files} --model deepfm --out {typed(out / 'deepfm')}\n"
+        f"  rowhaul simulate {files} --workers 4 --links '1gbit*2,100mbit*2'   # on a cluster?\n"
         f"  rowhaul prepare  --format criteo train.txt.gz --out data/     # your own log: docs/data.md\n"
-        f"  tensorboard --logdir {run}/tensorboard"
+        f"  tensorboard --logdir {typed(run / 'tensorboard')}"
     )
 
 

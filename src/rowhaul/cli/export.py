@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rowhaul.cli.checks import REDIS
-from rowhaul.cli.console import bytes_text, console, counted, plain_table, say
+from rowhaul.cli.console import bytes_text, console, counted, plain_table, say, typed
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 from rowhaul.cli.renamed import TO, out_or_to
@@ -94,7 +94,7 @@ def _print_served(reader: CheckpointReader, made: ServedExport) -> None:
     )
     say(
         f"Exported {reader.path} to {made.path}: {counted(sum(made.num_rows.values()), 'row')} of "
-        f"{counted(len(made.num_rows), 'table')}. Serve it: rowhaul serve {made.path} --port 8080"
+        f"{counted(len(made.num_rows), 'table')}. Serve it: rowhaul serve {typed(made.path)} --port 8080"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from rowhaul.cli.console import console, say
+from rowhaul.cli.console import console, say, typed
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import exit_when_interrupted, progress_bar
 from rowhaul.errors import ConfigError
@@ -66,7 +66,7 @@ def generate(
         return
     say(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
-        f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data '{out}/*.parquet' --out run/"
+        f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data {typed(out / '*.parquet')} --out run/"
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from rowhaul.cli.console import bytes_text, counted, say
+from rowhaul.cli.console import bytes_text, counted, say, typed
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 
@@ -87,6 +87,6 @@ def prepare(
         found = {table: pairs for table, pairs in report.collisions.items() if pairs}
         say(f"strings that share a key: {found or 'none'}")
     if report.labelled:
-        say(f"Next: rowhaul train --data '{out}/*.parquet' --out run/")
+        say(f"Next: rowhaul train --data {typed(out / '*.parquet')} --out run/")
     else:
-        say(f"Next: rowhaul predict RUN --data '{out}/*.parquet' --out scores.parquet")
+        say(f"Next: rowhaul predict RUN --data {typed(out / '*.parquet')} --out scores.parquet")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 import yaml
 
-from rowhaul.cli.console import bytes_text, console, facts_table, say
+from rowhaul.cli.console import bytes_text, console, facts_table, say, typed
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.monitoring import (
     EXPLAIN,
@@ -129,8 +129,8 @@ def train(
         )
     if result.interrupted:
         if out or config.checkpoints:
-            files = " ".join(f"--data '{without_password(one)}'" for one in data)
-            where = f"--out {out}" if out else f"--checkpoints {config.checkpoints} {files}"
+            files = " ".join(f"--data {typed(without_password(one))}" for one in data)
+            where = f"--out {typed(out)}" if out else f"--checkpoints {typed(config.checkpoints)} {files}"
             command = f"rowhaul train --resume {where}"
             if is_launched() and "TORCHELASTIC_RUN_ID" in os.environ:
                 command = "the same torchrun command with --resume"
@@ -140,8 +140,8 @@ def train(
         example = held_out[0] if held_out else "new.parquet"
         say(
             f"\nSaved in {out}. Next:\n"
-            f"  rowhaul predict {out} --data '{example}' --out scores.parquet\n"
-            f"  tensorboard --logdir {out}/tensorboard"
+            f"  rowhaul predict {typed(out)} --data {typed(example)} --out scores.parquet\n"
+            f"  tensorboard --logdir {typed(out / 'tensorboard')}"
         )
 
 
@@ -219,7 +219,8 @@ def _with_way_on(error: ClusterError, config: TrainConfig, out: Path | None) -> 
     saved = latest_checkpoint(checkpoints) if checkpoints is not None else None
     if saved is None:
         return error
-    where = f"--out {out}" if out else f"--checkpoints {config.checkpoints} and the same --data"
+    checkpoints_given = f"--checkpoints {typed(config.checkpoints)} and the same --data"
+    where = f"--out {typed(out)}" if out else checkpoints_given
     return ClusterError(f"{error}\nTo continue from {saved.name}: rowhaul train --resume {where}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from rowhaul.cli.ckpt.merge import into_folder
-from rowhaul.cli.console import bytes_text, say
+from rowhaul.cli.console import bytes_text, say, typed
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 
@@ -53,4 +53,5 @@ def convert(
         f"Converted into {made[1]}"
     )
     if made[1] != place:
-        say(f"Next: rowhaul evaluate {out} --data …, or rowhaul train --resume --out {out}")
+        shown = typed(out)
+        say(f"Next: rowhaul evaluate {shown} --data …, or rowhaul train --resume --out {shown}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from rowhaul.cli.console import console, plain_table, say
+from rowhaul.cli.console import console, plain_table, say, typed
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.progress import progress_bar
 from rowhaul.cli.renamed import TO, out_or_to
@@ -126,5 +126,5 @@ def _print(merged: Merged, sources: Sequence[CheckpointReader], to: Place) -> No
     rule += f"{merged.left_out} " if merged.left_out else ""
     text = f"{rule}{dense}Merged into {merged.path}"
     if merged.path != to:
-        text += f"\nNext: rowhaul evaluate {to} --data …, or rowhaul train --resume --out {to}"
+        text += f"\nNext: rowhaul evaluate {typed(to)} --data …, or rowhaul train --resume --out {typed(to)}"
     say(text)
