@@ -319,6 +319,22 @@ def test_advice_about_folders_with_a_space_can_be_typed(rowhaul, trained, tmp_pa
     assert (code, Path("scores.parquet").is_file()) == (0, True), err
 
 
+def test_a_run_resumes_with_the_schema_of_its_checkpoint(rowhaul, log_folder, tmp_path):
+    """Neither a folder of the run nor a schema beside the data is needed."""
+    data = tmp_path / "data" / "clicks.parquet"
+    data.parent.mkdir()
+    shutil.copy(log_folder / "part-0.parquet", data)
+    given = ("train", "--data", data, "--checkpoints", tmp_path / "saved")
+    begun = (*given, "--features", "user,item", "--label", "click", *SMALL)
+    code, _, err = rowhaul(*begun, "--max-steps", "1")
+    assert code == 0, err
+    for more in (("--max-steps", "2"), ("--max-steps", "3", "--out", tmp_path / "run")):
+        code, out, err = rowhaul(*given, "--resume", *more)
+        assert (code, f"in {more[1]} steps" in out) == (0, True), err
+    code, _, err = rowhaul(*given, "--resume", "--label", "bought")
+    assert (code, "but the schema of the checkpoint is one" in " ".join(err.split())) == (2, True)
+
+
 def test_version(rowhaul):
     code, out, _ = rowhaul("--version")
     assert code == 0

@@ -136,7 +136,10 @@ def test_a_tilde_behind_an_equals_sign_is_the_home_folder(rowhaul, trained, tmp_
         (("--data", "{one}", "{two}"), "is not text in UTF-8; a file of settings in YAML or TOML"),
         (("{folder}",), "is a folder; a file of settings in YAML or TOML is needed here"),
         (("--data", "{one}", "{two}", "{two}"), "unexpected extra argument"),
-        (("--data", "part-0.parquet " * 60), "is too long for a name; if these are several files, give each its own"),
+        (
+            ("--data", "part-0.parquet " * 60),
+            "is too long for a name; if these are several files, give each its own",
+        ),
     ],
     ids=["file", "two files", "folder", "three files", "a list"],
 )

@@ -1,6 +1,5 @@
 """Runs whose checkpoints are at a URL: no folder but the log's, and any machine can go on."""
 
-import json
 from dataclasses import replace
 
 import fsspec
@@ -32,8 +31,8 @@ def test_a_run_goes_on_from_the_url_alone(tmp_path, log_schema, log_folder):
     train_run(CONFIG, log_schema, log_folder, out=tmp_path / "a")
     train_run(AT_URL, log_schema, log_folder, out=tmp_path / "b", should_stop=stop_after(11))
     assert not (tmp_path / "b" / "checkpoints").exists()
-    settings = settings_to_resume(tmp_path / "c", URL)
-    assert settings == json.loads(json.dumps(AT_URL.to_dict()))
+    settings, schema = settings_to_resume(tmp_path / "c", URL)
+    assert (settings.to_dict(), schema) == (AT_URL.to_dict(), log_schema)
     notes = Notes()
     train_run(AT_URL, log_schema, log_folder, out=tmp_path / "c", resume=True, listener=notes)
     assert notes.texts == [f"resuming from {URL}/step-000000011"]

@@ -109,12 +109,12 @@ def _with_home(argument: str) -> str:
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse an empty path, which would mean the current folder or none: a variable of the shell is not set."""
+    """Refuse an empty path, the current folder or none at all: a variable of the shell is not set."""
     for name, value in options_in(arguments, _PATHS):
         if value == "":
             raise ConfigError(
-                f"{name} is empty; name a path (the current folder is .), or leave it out; perhaps a variable "
-                "of the shell is not set"
+                f"{name} is empty; name a path (the current folder is .), or leave it out; perhaps a "
+                "variable of the shell is not set"
             )
 
 
@@ -127,7 +127,9 @@ def _fail_usage(error: Any) -> None:
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
     message = error.format_message().rstrip(".")
     if "unexpected extra argument" in message and options_in(sys.argv[1:], ("--data",)):
-        message += "; a pattern needs quotes, --data 'logs/*.parquet', and each of several files its own --data"
+        message += (
+            "; a pattern needs quotes, --data 'logs/*.parquet', and each of several files its own --data"
+        )
     _fail(f"{message}{hint}", error.exit_code)
 
 
@@ -145,7 +147,9 @@ def _explained(error: OSError) -> str | None:
     if error.errno == errno.EISDIR and error.filename:
         return f"{error.filename} is a folder, but a file is needed here"
     if error.errno == errno.ENAMETOOLONG:
-        return f"{where[:_SHOWN]}… is too long for a name; if these are several files, give each its own --data"
+        return (
+            f"{where[:_SHOWN]}… is too long for a name; if these are several files, give each its own --data"
+        )
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
         return f"{where}{(error.strerror or str(error)).lower()}"
     return None

@@ -66,7 +66,8 @@ def generate(
         return
     say(
         f"{num_rows:,} rows in {out}: base rate {facts['base_rate']:.3f}, "
-        f"best possible AUC {facts['auc']:.4f}\nNext: rowhaul train --data {typed(out / '*.parquet')} --out run/"
+        f"best possible AUC {facts['auc']:.4f}\n"
+        f"Next: rowhaul train --data {typed(out / '*.parquet')} --out run/"
     )
 
 

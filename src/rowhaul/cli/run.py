@@ -246,15 +246,21 @@ class RunOptions:
                 raise ConfigError(f"{flag} does nothing without {needed}: give both, or leave it out")
 
     def find_schema(
-        self, require_label: bool = True, run: Path | None = None, follow: bool = False
+        self,
+        require_label: bool = True,
+        saved: Schema | None = None,
+        run: Path | None = None,
+        follow: bool = False,
     ) -> Schema:
-        """The schema given, or that of the run to resume, or the one beside the data."""
+        """The schema given, or the one ``saved`` with the run to resume, or the one beside the data."""
         from rowhaul.data.files import find_schema, with_label
-        from rowhaul.data.schema import SCHEMA_FILE, Schema
+        from rowhaul.data.schema import SCHEMA_FILE
         from rowhaul.data.sources.opening import find_stream_schema, stream_of
 
-        if run is not None and not self.schema and not self.features and (run / SCHEMA_FILE).is_file():
-            return with_label(Schema.read(run / SCHEMA_FILE), self.label, run / SCHEMA_FILE)
+        if saved is not None and not self.schema and not self.features:
+            is_here = run is not None and (run / SCHEMA_FILE).is_file()
+            where = f"{run}/{SCHEMA_FILE}" if is_here else "the schema of the checkpoint"
+            return with_label(saved, self.label, where)
         columns = self.features.split(",") if self.features else None
         given = stream_of(self.data, follow)
         if given is not None and not self.schema and not columns:

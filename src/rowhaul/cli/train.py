@@ -70,7 +70,8 @@ def train(
     from rowhaul.train.run_stream import check_streamable, read_by_rank0
 
     out = local_folder(out) if out is not None else None
-    resumed = settings_to_resume(out, options.flags.get("checkpoints")) if resume else None
+    saved = settings_to_resume(out, options.flags.get("checkpoints")) if resume else None
+    resumed = saved[0].to_dict() if saved is not None else None
     config, data = options.read_config(resumed, publishes=True), options.data
     if resume and out is None and not config.checkpoints:
         raise ConfigError("--resume needs to know which run: name its folder (--out), or its --checkpoints")
@@ -93,7 +94,7 @@ def train(
     if has_data and not data:
         raise _without_data(resume, out or config.checkpoints, bool(resumed))
     schema = (
-        replace(options, data=data).find_schema(run=out if resume else None, follow=follow)
+        replace(options, data=data).find_schema(saved=saved[1] if saved else None, run=out, follow=follow)
         if has_data
         else None
     )
@@ -153,8 +154,8 @@ def _without_data(resume: bool, place: Path | str, holds_run: bool) -> ConfigErr
     if holds_run:
         return ConfigError(f"{place} does not say what it was trained on: {name_it}")
     return ConfigError(
-        f"{place} holds no run to resume; see whether its name is right. To start one, leave out --resume and "
-        f"{name_it}"
+        f"{place} holds no run to resume; see whether its name is right. To start one, leave out --resume "
+        f"and {name_it}"
     )
 
 

@@ -178,8 +178,8 @@ def check_same_run(
         where, saved = checkpoint, saved_settings(CheckpointReader(checkpoint))
     if saved is None or where is None:
         raise ConfigError(
-            f"{folder or config.checkpoints} holds no run to resume: it has no {CONFIG_FILE}; see whether its "
-            "name is right, or leave out --resume to start one"
+            f"{folder or config.checkpoints} holds no run to resume: it has no {CONFIG_FILE}; see whether "
+            "its name is right, or leave out --resume to start one"
         )
     _check_same(where, *saved, config, schema)
     if checkpoint is None and folder is not None:
@@ -258,8 +258,8 @@ def open_saved(path: str | Place) -> CheckpointReader:
     return open_checkpoint(path)
 
 
-def settings_to_resume(folder: Path | None, checkpoints: str | None) -> dict[str, Any]:
-    """Return the settings of the run to resume; none where it has not begun.
+def settings_to_resume(folder: Path | None, checkpoints: str | None) -> tuple[TrainConfig, Schema] | None:
+    """Return the settings and the schema of the run to resume; None where it has not begun.
 
     Where ``checkpoints`` says where they are, those of the newest checkpoint come first: all hosts see them,
     while the run's folder may be of one host alone.
@@ -270,9 +270,8 @@ def settings_to_resume(folder: Path | None, checkpoints: str | None) -> dict[str
         except DamagedCheckpointError:
             continue  # as resuming will do, which says so
         if saved is not None:
-            return saved[0].to_dict()
-    in_folder = _settings_in(folder)
-    return in_folder[0].to_dict() if in_folder is not None else {}
+            return saved
+    return _settings_in(folder)
 
 
 def begin_folder(folder: Path, config: TrainConfig, schema: Schema, data: Any, eval_data: Any) -> None:
@@ -284,7 +283,7 @@ def begin_folder(folder: Path, config: TrainConfig, schema: Schema, data: Any, e
 
 
 def _from_anywhere(config: TrainConfig) -> TrainConfig:
-    """Settings whose relative paths, of what a resumed run goes on writing to, lead there from any directory."""
+    """Settings whose paths, of what a resumed run goes on writing, lead there from any directory."""
     return replace(
         config,
         checkpoints=absolute(config.checkpoints),
