@@ -81,20 +81,20 @@ def test_what_a_failing_rank_raised_is_told_to_the_others():
         assert report["error"] == 'rank 1 (worker 1) failed: KeyError: "a user\'s mistake"'
 
 
-# Rank 1 holds the GIL for longer than the limit, as a long copy in C does; then all meet.
+# Rank 0, which has the store, and rank 1 hold the GIL for longer than the limit, as a long copy in C does.
 HOLDING = """
 import ctypes
 with join(num_stores=1, timeouts=Timeouts(arrival=90, silence=3)) as cluster:
     say(joined=True)
     require_all(cluster, "beginning")
-    if rank == 1:
-        ctypes.PyDLL(None).sleep(10)
+    if rank < 2:
+        ctypes.PyDLL(None).sleep(16 - 6 * rank)
     require_all(cluster, "going on")
 say(ended=True)
 """
 
 
-def test_a_rank_that_holds_the_gil_for_long_is_not_taken_for_dead():
+def test_ranks_that_hold_the_gil_for_long_are_not_taken_for_dead():
     with started(HOLDING, 3) as ranks:
         for rank in ranks:
             assert rank.wait(90) | {"joined": True, "ended": True, "code": 0} == rank.wait()
