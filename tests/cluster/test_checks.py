@@ -1,12 +1,15 @@
 """Facts that ranks compare before they train."""
 
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
 from checkpointed_ranks import on_threads
+from rowhaul.cluster import waiting
 from rowhaul.cluster.checks import check_same, version_facts
 from rowhaul.errors import ClusterError
 from rowhaul.schedule import Topology
@@ -29,6 +32,18 @@ def test_a_fact_does_not_matter_where_it_is_none():
     compared({"a": None}, {"a": None}, {"a": None})
     with pytest.raises(ClusterError, match=r"a: 1 on rank 0.*; 2 on rank 1"):
         compared({"a": "1"}, {"a": "2"}, {"a": None})
+
+
+def test_a_rank_may_begin_minutes_after_the_others(monkeypatch):
+    hurried = SimpleNamespace(monotonic=lambda: 120 * time.monotonic(), sleep=time.sleep)
+    monkeypatch.setattr(waiting, "time", hurried)
+
+    def begin(cluster):
+        if cluster.rank == 0:
+            time.sleep(1.0)  # two minutes by that clock
+        check_same(cluster, {"a": "1"})
+
+    on_threads(Topology(2), begin)
 
 
 def test_stores_may_have_another_cpu_than_workers():

@@ -27,6 +27,8 @@ from rowhaul.cluster.rendezvous import Store
 from rowhaul.cluster.waiting import ranks_text, until, within
 from rowhaul.errors import ClusterError
 
+BEGINNING_SECONDS = 600.0  # for all ranks to begin: some load more; the heartbeat notices one that dies
+
 _WIDTH = 100  # most characters shown of a value
 _STORE_SECONDS = 10.0  # for the requests to the store
 # A request that waits keeps its connection: not for long, since an error elsewhere may need it. Asking more
@@ -139,7 +141,9 @@ def version_facts(is_worker: bool = True) -> dict[str, str | None]:
     }
 
 
-def check_same(cluster: Cluster, facts: Mapping[str, str | None], seconds: float = 30.0) -> None:
+def check_same(
+    cluster: Cluster, facts: Mapping[str, str | None], seconds: float = BEGINNING_SECONDS
+) -> None:
     """Compare named facts between all ranks; if any differ, every rank raises an error that names them.
 
     A fact that is None on a rank does not matter there.
@@ -153,7 +157,7 @@ def check_same(cluster: Cluster, facts: Mapping[str, str | None], seconds: float
         if (difference := _difference([one.get(name, "(not given)") for one in everyone]))
     ]
     if differences:
-        wait_until_all_know(cluster, seconds)
+        wait_until_all_know(cluster)
         raise ClusterError(
             "ranks disagree, and would not train the same model:\n"
             + "\n".join(differences)

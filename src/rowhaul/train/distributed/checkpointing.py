@@ -21,7 +21,7 @@ from rowhaul.checkpoint.choosing import Chosen, newest_intact
 from rowhaul.checkpoint.layout import finished_checkpoints, step_folder
 from rowhaul.checkpoint.location import storage_of
 from rowhaul.checkpoint.writer import discard, prepare
-from rowhaul.cluster.checks import gather_texts, wait_until_all_know
+from rowhaul.cluster.checks import BEGINNING_SECONDS, gather_texts, wait_until_all_know
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.rendezvous import Store
 from rowhaul.data.stream import SampleStream
@@ -46,7 +46,6 @@ from rowhaul.train.save_thread import Pacer
 from rowhaul.train.snapshot import Trained
 
 _PRESENT_SECONDS = 30.0  # in which all ranks must have called
-_BEGINNING_SECONDS = 600.0  # the same at the start, where some load more; the heartbeat notices one that dies
 
 
 def save(
@@ -127,7 +126,7 @@ def find(cluster: Cluster, checkpoints: str | Place, trainer: Trained) -> Saved 
     """
     place = as_place(checkpoints)
     names = [one.name for one in finished_checkpoints(place)] if cluster.rank == 0 else []
-    names = json.loads(gather_texts(cluster, "resume", json.dumps(names), _BEGINNING_SECONDS)[0])
+    names = json.loads(gather_texts(cluster, "resume", json.dumps(names), BEGINNING_SECONDS)[0])
     chosen = newest_intact([place / name for name in names], partial(damage_seen_by_all, cluster))
     if chosen is None:
         return None
