@@ -68,3 +68,20 @@ def test_collective_calls_before_the_loop_has_ended_are_errors(call: str, inside
     refused = [error for error in found.value.errors if isinstance(error, ConfigError)]
     assert refused
     assert all("has not ended: it was left early" in str(error) for error in refused)
+
+
+@pytest.mark.parametrize("call", [one for one in COLLECTIVE if one != "close"])
+def test_collective_calls_after_close_are_errors(call: str) -> None:
+    class Calling(Rank):
+        def run(self) -> None:
+            try:
+                for batch in self.training.batches(2):
+                    train_batch(self, batch)
+                for _ in range(2):  # the second time nothing is left to do
+                    self.training.close()
+                with pytest.raises(ConfigError, match=r"training was closed.*before training.close"):
+                    COLLECTIVE[call](self)
+            except BaseException as error:
+                self.error = error
+
+    run_cluster(script({0: "x", 1: "y"}, {0: "y"}, {1: "x"}), kind=Calling)

@@ -95,6 +95,7 @@ class Runtime:
         self._iterations: dict[int, _Iteration] = {}
         self._segment: Future[None] | None = None
         self._last: int | None = None  # iteration of the segment, once known
+        self._is_closed = False
         # Called with every plan; True ends the segment. Of all but stopping only rank 0 is asked.
         self.should_stop: Callable[[], bool] = lambda: False
         self.should_save: Callable[[], bool] = lambda: False
@@ -228,7 +229,12 @@ class Runtime:
         return self._executors["dense"].submit(call_now)
 
     def require_rest(self) -> None:
-        """Refuse a call within a segment, which would wait forever for what follows the segment."""
+        """Refuse a call that would wait forever: within a segment for what follows it, or once it is closed."""
+        if self._is_closed:
+            raise ConfigError(
+                "training was closed, and with it the threads that this call needs: train, evaluate and save "
+                "before training.close(), on every rank"
+            )
         if self._segment is not None:
             error = ConfigError(
                 "the loop over batches() has not ended: it was left early (break, return), or this call is "
@@ -258,8 +264,14 @@ class Runtime:
 
         return self._executors["moves"].submit(call_now)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the threads were stopped."""
+        return self._is_closed
+
     def close(self) -> None:
         """Stop the threads and the feed."""
+        self._is_closed = True
         self.feed.close()
         for executor in self._executors.values():
             executor.close()

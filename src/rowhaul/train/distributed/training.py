@@ -374,7 +374,8 @@ class DistributedTraining:
     def close(self) -> None:
         """Stop the threads of this rank; the cluster stays joined."""
         try:
-            if self.runtime.failure.error is None and sys.exc_info()[0] is None:
+            is_usable = self.runtime.failure.error is None and not self.runtime.is_closed
+            if is_usable and sys.exc_info()[0] is None:
                 self.runtime.require_rest()
         finally:
             if self._rows is not None:
