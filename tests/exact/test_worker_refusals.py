@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from in_process_cluster import Rank, RankErrorsError, run_cluster, train_batch
 from scripted_cases import script
@@ -68,6 +70,27 @@ def test_collective_calls_before_the_loop_has_ended_are_errors(call: str, inside
     refused = [error for error in found.value.errors if isinstance(error, ConfigError)]
     assert refused
     assert all("has not ended: it was left early" in str(error) for error in refused)
+
+
+def test_an_error_in_the_loop_is_the_ranks_failure_before_its_threads_are_waited_for() -> None:
+    mistake, known = KeyError("a user's mistake"), []
+
+    class Failing(Rank):
+        def run(self) -> None:
+            try:
+                with contextlib.closing(self.training):
+                    for batch in self.training.batches():
+                        if self.rank == 0:
+                            raise mistake
+                        train_batch(self, batch)
+            except BaseException as error:
+                self.error = error
+                known.append(self.runtime.failure.error)
+                self._network.fail(error)
+
+    with pytest.raises(RankErrorsError):
+        run_cluster(script({0: "x", 1: "y"}, {0: "y"}, {1: "x"}), kind=Failing)
+    assert known[0] is mistake
 
 
 @pytest.mark.parametrize("call", [one for one in COLLECTIVE if one != "close"])

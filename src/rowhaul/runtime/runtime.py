@@ -244,6 +244,11 @@ class Runtime:
             self.failure.set(error)  # this rank cannot go on, and closing must not wait for what is stuck
             raise error
 
+    def give_up(self, error: BaseException) -> None:
+        """Take an error that has left a segment early as the rank's failure: closing must not wait for others."""
+        if self._segment is not None:
+            self.failure.set(error)
+
     def in_control(self, call: Callable[[Collective], Result]) -> Future[Result]:
         """Call a collective over all ranks in the control thread, between segments."""
         self.require_rest()

@@ -122,7 +122,7 @@ class _Run:
                 links = session.shares.links if session.hands_over else None
                 faster = session.yardstick.advice()
                 return replace(result, inexact=config.cluster.inexact, one_machine=faster), links
-            except Exception as error:
+            except BaseException as error:  # a second Ctrl-C, too
                 cluster.failure.set(error)  # so that closing does not wait for what is stuck
                 raise
             finally:

@@ -373,9 +373,11 @@ class DistributedTraining:
 
     def close(self) -> None:
         """Stop the threads of this rank; the cluster stays joined."""
+        error = sys.exc_info()[1]  # that this is called on the way out of
         try:
-            is_usable = self.runtime.failure.error is None and not self.runtime.is_closed
-            if is_usable and sys.exc_info()[0] is None:
+            if error is not None:
+                self.runtime.give_up(error)
+            elif self.runtime.failure.error is None and not self.runtime.is_closed:
                 self.runtime.require_rest()
         finally:
             if self._rows is not None:
