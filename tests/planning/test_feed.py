@@ -1,10 +1,13 @@
 """The leader of a host and its followers are fed the same plans."""
 
+from dataclasses import replace
+
 import pytest
 from planned_cases import assert_same, planner, samples
 from sharing_ends import as_shared, close_all, connected
 
 from rowhaul._threads import Failure
+from rowhaul.planning.disagreement import DisagreementError
 from rowhaul.planning.feed import NO_SAMPLES, FollowerFeed, LeaderFeed
 from rowhaul.planning.planner import samples_digest
 from rowhaul.schedule import ControlRecord
@@ -41,6 +44,26 @@ def test_the_digest_of_a_ranks_own_reading_differs_where_its_samples_do():
         planned.append(follower.next().samples_digest)
         own.append(follower.own_digest)
     assert own == [planned[0], samples_digest(samples(9)), NO_SAMPLES]
+    close_all(leader, follower)
+
+
+def test_a_plan_of_no_iteration_is_taken_for_no_other():
+    """Where one rank evaluates and another trains, as where people forget that stores take part."""
+    leader, follower = feeds([samples(number) for number in range(3)])
+    leader.allow(1)
+    plan = leader.next().plan
+    assert follower.next() is not None
+    with pytest.raises(DisagreementError, match=r"rank 7, .* trains the next batch where .* evaluates, saves"):
+        follower.share(lambda scheduler: plan)
+    leader.share(lambda scheduler: plan)
+    with pytest.raises(DisagreementError, match=r"rank 7, .* evaluates, saves .* where this rank trains the"):
+        follower.next()
+    leader.share(lambda scheduler: plan)
+    assert follower.share(lambda scheduler: plan).digest() == replace(plan, ids=None).digest()
+    leader.allow(3)
+    assert follower.next() is not None
+    with pytest.raises(DisagreementError, match=r"rank 7, .* is at the end of the data where this rank eval"):
+        follower.share(lambda scheduler: plan)
     close_all(leader, follower)
 
 

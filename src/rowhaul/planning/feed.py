@@ -115,7 +115,9 @@ class LeaderFeed(PlanFeed):
         def make_and_send(scheduler: Scheduler) -> Plan:
             plan = make(scheduler)
             if self._server is not None:
-                self._server.send(PlannedBatch(plan, samples_of_size(0), NO_SAMPLES, NO_SAMPLES, 0.0, 0.0))
+                self._server.send_special(
+                    PlannedBatch(plan, samples_of_size(0), NO_SAMPLES, NO_SAMPLES, 0.0, 0.0)
+                )
             return plan
 
         return self._planner.at_rest(make_and_send)
@@ -156,9 +158,7 @@ class FollowerFeed(PlanFeed):
 
     def share(self, make: Callable[[Scheduler], Plan]) -> Plan:
         """Wait for the plan that the leader makes."""
-        planned = self._client.next_special()
-        assert planned is not None
-        return planned.plan
+        return self._client.next_special().plan
 
     def close(self) -> None:
         """Close the connection to the leader."""

@@ -20,7 +20,7 @@ from functools import partial
 from rowhaul._proof import BrokenProofError, prove
 from rowhaul._threads import POLL_SECONDS, Failure
 from rowhaul.errors import ClusterError
-from rowhaul.planning.disagreement import ranks_text
+from rowhaul.planning.disagreement import DisagreementError, ranks_text
 from rowhaul.planning.packing import ONCE, PlanFiles, unpack
 from rowhaul.planning.planner import PlannedBatch
 from rowhaul.transport.local_sockets import (
@@ -37,7 +37,12 @@ CONNECT_SECONDS = 30.0
 
 # The kind of the frame; the size of the attached file, or of the text that follows; the file's number.
 _FRAME = struct.Struct("<QQQ")
-_PLAN, _END, _ERROR = range(3)
+_PLAN, _END, _ERROR, _SPECIAL = range(4)
+_DOING = {  # a rank that sends, or expects, such a frame
+    _PLAN: "trains the next batch",
+    _END: "is at the end of the data",
+    _SPECIAL: "evaluates, saves or counts rows",
+}
 _HELLO = struct.Struct("<q")  # the rank of a subscriber
 _RELEASED = struct.Struct("<Q")  # the number of a file that a subscriber releases
 _PURPOSE = "planner"  # of the proof
@@ -111,6 +116,13 @@ class PlanServer:
 
     def send(self, planned: PlannedBatch) -> None:
         """Send a plan to all subscribers, without the ids by sample, which are in the samples."""
+        self._send_plan(_PLAN, planned)
+
+    def send_special(self, planned: PlannedBatch) -> None:
+        """Send a plan of no iteration, which subscribers ask for with `PlanClient.next_special`."""
+        self._send_plan(_SPECIAL, planned)
+
+    def _send_plan(self, kind: int, planned: PlannedBatch) -> None:
         if not self._sockets:
             return
         self._collect_released()
@@ -118,7 +130,7 @@ class PlanServer:
             replace(planned, plan=replace(planned.plan, ids=None)), self._sockets
         )
         try:
-            self._send_all(_FRAME.pack(_PLAN, size, number), [file])
+            self._send_all(_FRAME.pack(kind, size, number), [file])
         finally:
             if number == ONCE:
                 os.close(file)
@@ -229,15 +241,29 @@ class PlanClient:
         self._socket = self._connect(address, rank, timeout, secret)
 
     def next(self) -> PlannedBatch | None:
-        """Wait for the next plan; None after the last. Raise the leader's error if it fails."""
-        return None if self._ended and self._error is None else self.next_special()
+        """Wait for the next plan; None after the last. Raise the leader's error if it fails.
 
-    def next_special(self) -> PlannedBatch | None:
-        """Wait for the leader's next plan, also after the last iteration: how to flush all rows."""
+        Raises:
+            DisagreementError: the leader does not train, but makes a plan of no iteration.
+        """
+        return None if self._ended and self._error is None else self._next(_PLAN)
+
+    def next_special(self) -> PlannedBatch:
+        """Wait for the leader's plan of no iteration, before or after the last: how to flush all rows.
+
+        Raises:
+            DisagreementError: the leader trains instead.
+        """
+        planned = self._next(_SPECIAL)
+        if planned is None:
+            raise self._disagreement(_END, _SPECIAL)
+        return planned
+
+    def _next(self, expected: int) -> PlannedBatch | None:
         if self._error is not None:
             raise self._error
         try:
-            planned = self._receive_next()
+            planned = self._receive_next(expected)
         except (ConnectionResetError, BrokenPipeError, EOFError) as error:
             self._failure.check()
             raise LeaderLostError(
@@ -281,11 +307,20 @@ class PlanClient:
                 raise
             time.sleep(POLL_SECONDS / 10)
 
-    def _receive_next(self) -> PlannedBatch | None:
+    def _disagreement(self, what: int, expected: int) -> DisagreementError:
+        return DisagreementError(
+            f"rank {self._leader}, which plans for this host, {_DOING[what]} where this rank "
+            f"{_DOING[expected]}: every rank, stores too, must train, evaluate and save in the same order; run "
+            "the same script on all of them"
+        )
+
+    def _receive_next(self, expected: int) -> PlannedBatch | None:
         frame, files = self._receive_frame()
         try:
             what, size, number = _FRAME.unpack(frame)
-            if what == _PLAN:
+            if what in (_PLAN, _SPECIAL):
+                if what != expected:
+                    raise self._disagreement(what, expected)
                 if not files:
                     raise OSError(
                         "a plan arrived without its file: this process may open no more files (ulimit -n)"
