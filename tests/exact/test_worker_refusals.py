@@ -10,6 +10,7 @@ from scripted_cases import script
 
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, RowOptimizer
+from rowhaul.planning.disagreement import DisagreementError
 from rowhaul.train.distributed.evaluation import evaluate
 
 REFUSED = {
@@ -70,6 +71,34 @@ def test_collective_calls_before_the_loop_has_ended_are_errors(call: str, inside
     refused = [error for error in found.value.errors if isinstance(error, ConfigError)]
     assert refused
     assert all("has not ended: it was left early" in str(error) for error in refused)
+
+
+@pytest.mark.parametrize("call", ["evaluate", "flushed", "held", "compare_replicas"])
+@pytest.mark.parametrize("callers", [(0, 1, 2), (0,), (3,)], ids=["workers", "rank 0", "the store"])
+def test_a_call_on_some_ranks_while_others_train_is_an_error_on_all(
+    call: str, callers: tuple[int, ...]
+) -> None:
+    """Every rank is a host of its own here."""
+
+    class Calling(Rank):
+        def run(self) -> None:
+            try:
+                for batch in self.training.batches(2):
+                    train_batch(self, batch)
+                if self.rank in callers:
+                    COLLECTIVE[call](self)
+                for batch in self.training.batches():
+                    train_batch(self, batch)
+            except BaseException as error:
+                self.error = error
+            finally:
+                self.training.close()
+                self.feed.close()
+
+    with pytest.raises(RankErrorsError) as found:
+        run_cluster(script({0: "x", 1: "y"}, {0: "y"}, {1: "x"}, {0: "x"}), kind=Calling)
+    assert [type(error) for error in found.value.errors] == [DisagreementError] * 4
+    assert all("while the others" in str(error) for error in found.value.errors)
 
 
 def test_an_error_in_the_loop_is_the_ranks_failure_before_its_threads_are_waited_for() -> None:

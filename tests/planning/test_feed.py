@@ -53,7 +53,7 @@ def test_a_plan_of_no_iteration_is_taken_for_no_other():
     leader.allow(1)
     plan = leader.next().plan
     assert follower.next() is not None
-    with pytest.raises(DisagreementError, match=r"rank 7, .* trains the next batch where .* evaluates, saves"):
+    with pytest.raises(DisagreementError, match=r"rank 7, .* trains the next batch where .* evaluates"):
         follower.share(lambda scheduler: plan)
     leader.share(lambda scheduler: plan)
     with pytest.raises(DisagreementError, match=r"rank 7, .* evaluates, saves .* where this rank trains the"):

@@ -141,9 +141,7 @@ def version_facts(is_worker: bool = True) -> dict[str, str | None]:
     }
 
 
-def check_same(
-    cluster: Cluster, facts: Mapping[str, str | None], seconds: float = BEGINNING_SECONDS
-) -> None:
+def check_same(cluster: Cluster, facts: Mapping[str, str | None], seconds: float = BEGINNING_SECONDS) -> None:
     """Compare named facts between all ranks; if any differ, every rank raises an error that names them.
 
     A fact that is None on a rank does not matter there.

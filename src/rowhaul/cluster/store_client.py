@@ -18,8 +18,8 @@ from torch.distributed import Store as TorchStore  # type: ignore[attr-defined] 
 from rowhaul._proof import prove
 from rowhaul.cluster import store_server as server
 
-# For the answer itself, beyond the wait that was asked for. The store may be in rank 0, whose threads do not run
-# while one of them holds the GIL; that it has died shows at once, and that its host has in heartbeats.
+# For the answer itself, beyond the wait that was asked for. The store may be in rank 0, whose threads do not
+# run while one of them holds the GIL; that it has died shows at once, and that its host has in heartbeats.
 _GRACE_SECONDS = 60.0
 _PIECE = 1.0  # seconds of waiting
 

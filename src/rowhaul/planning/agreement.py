@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from rowhaul.errors import ConfigError
 from rowhaul.planning.disagreement import DisagreementError, ranks_text
@@ -29,6 +30,7 @@ from rowhaul.transport.base import Collective
 
 _MESSAGE = struct.Struct("<8sqQQ16s16s16s")
 _TAG = b"rowhaulD"  # distinguishes this message from anything else that a rank may gather at the same time
+_MEETING_TAG = b"rowhaulM"  # of ranks that make another call together
 _NO_PLAN = bytes(16)
 _STOP, _ENDED, _SAVE, _REST, _PUBLISH = 1, 2, 4, 8, 16  # flags
 
@@ -150,6 +152,31 @@ def agree(
         ended=ended,
         measures=every,
     )
+
+
+def meet(collective: Collective, what: str, num_measures: int) -> None:
+    """Make sure that all ranks make the same call between two segments, before they wait in it.
+
+    Args:
+        collective: of all ranks.
+        what: they do, for messages: ``evaluate or save``.
+        num_measures: numbers that `agree` sends: ranks that call it instead must find a message of its size.
+
+    Raises:
+        DisagreementError: on every rank, if some train or make another call.
+    """
+    digest = xxhash.xxh3_128_digest(what.encode())
+    own = _MESSAGE.pack(*_Message(_MEETING_TAG, -1, 0, 0, _NO_PLAN, digest, NO_REPLICAS))
+    gathered = collective.all_gather(np.frombuffer(bytearray(own + bytes(8 * num_measures)), np.uint8))
+    heads = [row.tobytes() for row in gathered[:, : _MESSAGE.size]]
+    others = [rank for rank, head in enumerate(heads) if head != own]
+    if others:
+        train = any(heads[rank].startswith(_TAG) for rank in others)
+        raise DisagreementError(
+            f"{ranks_text(others)} {'began the next batch' if train else 'did something else'} while the "
+            f"others {what}: every rank, stores too, must train, evaluate and save in the same order; "
+            "run the same script on all of them"
+        )
 
 
 def _exchange_records(collective: Collective, text: bytes, announced: _Message) -> tuple[ControlRecord, ...]:

@@ -310,8 +310,8 @@ class PlanClient:
     def _disagreement(self, what: int, expected: int) -> DisagreementError:
         return DisagreementError(
             f"rank {self._leader}, which plans for this host, {_DOING[what]} where this rank "
-            f"{_DOING[expected]}: every rank, stores too, must train, evaluate and save in the same order; run "
-            "the same script on all of them"
+            f"{_DOING[expected]}: every rank, stores too, must train, evaluate and save in the same order; "
+            "run the same script on all of them"
         )
 
     def _receive_next(self, expected: int) -> PlannedBatch | None:

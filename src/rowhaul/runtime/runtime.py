@@ -20,7 +20,7 @@ from torch import Tensor
 from rowhaul._activity import Activity, doing, progressed
 from rowhaul._threads import Failure, Future, SerialExecutor
 from rowhaul.errors import ConfigError
-from rowhaul.planning.agreement import Postbox, agree
+from rowhaul.planning.agreement import Postbox, agree, meet
 from rowhaul.planning.feed import PlanFeed
 from rowhaul.planning.replicas import ReplicaDigests
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
@@ -229,7 +229,7 @@ class Runtime:
         return self._executors["dense"].submit(call_now)
 
     def require_rest(self) -> None:
-        """Refuse a call that would wait forever: within a segment for what follows it, or once it is closed."""
+        """Refuse a call that would wait forever: within a segment for what follows it, or when closed."""
         if self._is_closed:
             raise ConfigError(
                 "training was closed, and with it the threads that this call needs: train, evaluate and save "
@@ -245,7 +245,7 @@ class Runtime:
             raise error
 
     def give_up(self, error: BaseException) -> None:
-        """Take an error that has left a segment early as the rank's failure: closing must not wait for others."""
+        """Take an error that has left a segment early for the rank's failure: closing must not wait."""
         if self._segment is not None:
             self.failure.set(error)
 
@@ -258,6 +258,10 @@ class Runtime:
                 return call(self._control)
 
         return self._executors["control"].submit(call_now)
+
+    def meet(self, what: str) -> None:
+        """Make sure that all ranks are at this call, between segments; see `agreement.meet`."""
+        self.in_control(lambda control: meet(control, what, len(MEASURES))).wait()
 
     def in_moves(self, call: Callable[[Mover], Result]) -> Future[Result]:
         """Call something with this rank's mover in the moves thread, between segments."""

@@ -276,9 +276,12 @@ class DistributedTraining:
         runtime.require_rest()
         slices = FlushSlices(settings.topology, settings.sizes, records_stay=records_stay)
         flushed = None if home is None else RowMemory(home.layout)
-        while len((plan := runtime.feed.share(slices.next)).keys):
+        plan = runtime.feed.share(slices.next)  # first: ranks of a host wait for its leader alone
+        runtime.meet("evaluate, save or count rows")
+        while len(plan.keys):
             runtime.in_moves(partial(flush, plan=plan, rates=self.rates, flushed=flushed)).wait()
             each(plan)
+            plan = runtime.feed.share(slices.next)
         return flushed
 
     def track_changes(self) -> None:
@@ -303,6 +306,7 @@ class DistributedTraining:
         """
         self.runtime.require_rest()
         plan = self.runtime.feed.share(lambda scheduler: replacing_plan(scheduler, hot))
+        self.runtime.meet("replicate rows")
         self.runtime.in_moves(lambda mover: carry_out(mover, plan)).wait()
         self.settings = replace(self.settings, hot=hot if len(hot) else None)
         if (changes := self.runtime.mover.changes) is not None:
@@ -335,6 +339,7 @@ class DistributedTraining:
         Raises:
             DisagreementError: on every rank if any differ; it names ranks and tensors.
         """
+        self.runtime.meet("compare replicas")
         mine = None
         if self._replicas is not None and not (self._left_out and self._left_out.is_behind):
             mine = self._replicas.at_rest(self.iteration, self.settings.hot, optimizer)
