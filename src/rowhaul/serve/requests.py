@@ -16,12 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
-from rowhaul.data.columns import Ids, decode_ids, dense_numbers, id_kind, is_list, is_number
+from rowhaul.data.columns import Ids, decode_ids, dense_numbers, id_kind, is_number
 from rowhaul.data.keys import hash_string
 from rowhaul.data.negatives import newest_ids
 from rowhaul.data.schema import Schema
 from rowhaul.errors import DataError
 from rowhaul.serve.request_kernels import fill_numbers, join_ids
+from rowhaul.serve.request_values import REFUSED, as_array, first_wrong, kind_of
 from rowhaul.serve.rows import IdBags
 
 Shared = Mapping[str, Any]
@@ -48,7 +49,6 @@ _FLOATS = {pa.float32().id: 4, pa.float64().id: 8}
 _ABSENT = object()
 _LARGEST = 1e38  # of numbers that are certainly finite as float32
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}")
-_REFUSED = (pa.ArrowException, OverflowError, TypeError, ValueError)  # what Arrow says of wrong values
 
 
 class RequestError(DataError):
@@ -227,7 +227,7 @@ class _Columns:
     def __init__(self, shared: Shared, candidates: Candidates) -> None:
         if not isinstance(shared, Mapping):
             raise RequestError(
-                "shared", f"a mapping of feature names to values is needed, got {_kind(shared)}"
+                "shared", f"a mapping of feature names to values is needed, got {kind_of(shared)}"
             )
         self.shared: Shared = shared
         self._by_column: dict[str, Any] = {}
@@ -248,13 +248,13 @@ class _Columns:
                 if not isinstance(one, Mapping):
                     raise RequestError(
                         f"candidates[{place}]",
-                        f"a mapping of feature names to values is needed, got {_kind(one)}",
+                        f"a mapping of feature names to values is needed, got {kind_of(one)}",
                     )
         else:
             raise RequestError(
                 "candidates",
                 "a list with a mapping for each candidate, or a mapping with a list for each feature, is "
-                f"needed; got {_kind(candidates)}",
+                f"needed; got {kind_of(candidates)}",
             )
         # Names in any candidate, which must not be shared, too.
         self.own: Collection[str] = set().union(*self._rows) if shared and self._rows else self._by_column
@@ -294,7 +294,7 @@ class _Columns:
             if name not in lengths or isinstance(one, str | bytes | Mapping):
                 raise RequestError(
                     f"candidates.{name}",
-                    f"a list with a value for each candidate is needed, got {_kind(one)}",
+                    f"a list with a value for each candidate is needed, got {kind_of(one)}",
                 )
         if len(set(lengths.values())) > 1:
             (first, count), *others = lengths.items()
@@ -310,9 +310,9 @@ class _Columns:
         if isinstance(values, pa.Array):
             return values
         try:
-            return _array(values)
-        except _REFUSED:
-            place, reason = _first_wrong(values, is_number)
+            return as_array(values)
+        except REFUSED:
+            place, reason = first_wrong(values, is_number)
             raise self.error(name, place, reason) from None
 
 
@@ -323,49 +323,6 @@ def _plain_key(value: Any, trained: str | None) -> int | None:
     if type(value) is str and value.isascii() and trained in (TEXT, None):
         return int(hash_string(value))
     return None
-
-
-def _array(values: Any) -> pa.Array:
-    """Return values as an array, without mappings.
-
-    Of those Arrow makes a column for each name that is in any of them, with a value for all: a request of
-    some kilobytes would take gigabytes.
-    """
-    if not isinstance(values, list):
-        return pa.array(values)
-    found = kind = pa.infer_type(values)
-    while is_list(kind):
-        kind = kind.value_type
-    if pa.types.is_struct(kind):
-        raise TypeError("mappings")
-    return pa.array(values, found)
-
-
-def _first_wrong(values: Sequence[Any], is_number: bool) -> tuple[int, str]:
-    """Find the first value that is wrong by itself, or one that Arrow cannot take after those before it."""
-    never = (bool, str, list, dict) if is_number else (bool, dict)
-    needed = "a number" if is_number else "an id"
-    for place, value in enumerate(values):
-        if isinstance(value, never):
-            return place, f"{needed} is needed, got {_kind(value)}"
-        if isinstance(value, list) and any(isinstance(one, dict) for one in value):
-            return place, f"{needed} is needed, got a list with a mapping"
-    taken, place = 0, len(values) - 1  # Arrow takes what is before the first, but not up to the second
-    while taken < place:
-        middle = (taken + place + 1) // 2
-        try:
-            _array(values[:middle])
-            taken = middle
-        except _REFUSED:
-            place = middle - 1
-    try:
-        _array(values[: place + 1])
-    except OverflowError:
-        return place, f"{values[place]!r} does not fit into 64 bits"
-    except _REFUSED:
-        before = "" if place == 0 else " where the values before it are of another type"
-        return place, f"got {_kind(values[place])}{before}"
-    return 0, "the values are not of one type"
 
 
 def _unhexed(columns: _Columns, name: str, column: pa.Array) -> pa.Array:
@@ -398,9 +355,3 @@ def _shown(column: pa.Array) -> str:
         return str(column.type)
     value = next((one.as_py() for one in column if one.is_valid), None)
     return repr(value) if len(repr(value)) < 60 else str(column.type)
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "a mapping", list: "a list", str: "a string", type(None): "null", bool: "true or false"}
-    names |= {int: "an integer", float: "a number"}
-    return names.get(type(value), type(value).__name__)
