@@ -229,7 +229,10 @@ def test_what_is_no_run_is_named(rowhaul, log_folder, tmp_path):
     code, _, err = rowhaul("evaluate", tmp_path, "--data", log_folder / "test")
     assert (code, "is a folder to serve from (export --dense)" in " ".join(err.split())) == (2, True)
     code, _, err = rowhaul("train", tmp_path, "--data", log_folder, "--out", tmp_path / "run")
-    assert (code, "is a folder, but a file is needed here" in " ".join(err.split())) == (2, True)
+    assert (code, "is a folder; a file of settings in YAML or TOML is needed" in " ".join(err.split())) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
