@@ -225,6 +225,17 @@ def test_changed_input_cannot_resume(tmp_path):
     attempt(5)
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["gone", "cut"])
+def test_a_folder_that_has_lost_a_part_is_not_resumed(tmp_path, damage):
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, [80] * 5, stop_after=4)
+    damage(tmp_path / "part-00001.parquet")
+    with pytest.raises(DataError, match=r"part-00001.parquet is missing, .* start over \(--overwrite\)"):
+        write(tmp_path, [80] * 5)
+    write(tmp_path, [80] * 5, overwrite=True)
+    assert ids(tmp_path) + ids(tmp_path / "test") == list(range(400))
+
+
 def test_nothing_is_left_when_nothing_was_finished(tmp_path):
     for folder in (tmp_path / "new", tmp_path / "old"):
         (tmp_path / "old").mkdir(exist_ok=True)

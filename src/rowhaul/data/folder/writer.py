@@ -248,7 +248,7 @@ class FolderWriter:
         self._begun = True
 
     def _why_not_resumed(self, state: dict[str, Any]) -> str:
-        """Say why this command is not the one that began the folder, or has other input; empty if it is."""
+        """Say why this command cannot go on with what it finds; empty if it can."""
         made = json.loads(json.dumps(self._made))
         old, new = ({**one["made_by"], "test_share": one["test_share"]} for one in (state, made))
         for what in {**new, **old}:  # an option that is not given has no key
@@ -258,13 +258,20 @@ class FolderWriter:
                     f"{self.folder} is unfinished and was begun by another command ({what} was {before!r}, "
                     f"now {now!r}); run that one again to resume it, or replace it (--overwrite)"
                 )
-        if state["inputs"] == made["inputs"]:
-            return ""
-        changed = [one["path"] for one in made["inputs"] if one not in state["inputs"]]
-        return (
-            f"{', '.join(changed) or 'the input'} has changed since {self.folder} was begun, so it "
-            "cannot be resumed; start over (--overwrite)"
-        )
+        if state["inputs"] != made["inputs"]:
+            changed = [one["path"] for one in made["inputs"] if one not in state["inputs"]]
+            return (
+                f"{', '.join(changed) or 'the input'} has changed since {self.folder} was begun, so it "
+                "cannot be resumed; start over (--overwrite)"
+            )
+        for part in () if state["all_written"] else state["parts"]:  # afterwards some become test rows
+            path = self.folder / part["name"]
+            if not path.is_file() or path.stat().st_size != part["bytes"]:
+                return (
+                    f"{path} is missing, or is not as it was written, so {self.folder} cannot be resumed; "
+                    "start over (--overwrite)"
+                )
+        return ""
 
     def _resume(self, state: dict[str, Any]) -> None:
         self._begun = True
