@@ -25,6 +25,7 @@ from rowhaul.planning.feed import PlanFeed
 from rowhaul.planning.replicas import ReplicaDigests
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
 from rowhaul.runtime.phases import RankPhases
+from rowhaul.schedule import Plan, Scheduler
 from rowhaul.transport.base import Collective, Wire
 
 AHEAD = 2  # iterations agreed on beyond the one in training; one more may be planned
@@ -262,6 +263,13 @@ class Runtime:
     def meet(self, what: str) -> None:
         """Make sure that all ranks are at this call, between segments; see `agreement.meet`."""
         self.in_control(lambda control: meet(control, what, len(MEASURES))).wait()
+
+    def plan_at_rest(self, make: Callable[[Scheduler], Plan], what: str) -> Plan:
+        """Make a plan of no iteration, between segments, at a call that all ranks make; see `meet`."""
+        self.require_rest()
+        plan = self.feed.share(make)  # first: ranks of a host wait for its leader alone
+        self.meet(what)
+        return plan
 
     def in_moves(self, call: Callable[[Mover], Result]) -> Future[Result]:
         """Call something with this rank's mover in the moves thread, between segments."""

@@ -273,11 +273,9 @@ class DistributedTraining:
         worker stay there, see `flush_plan`.
         """
         runtime, settings, home = self.runtime, self.settings, self.runtime.mover.home
-        runtime.require_rest()
         slices = FlushSlices(settings.topology, settings.sizes, records_stay=records_stay)
         flushed = None if home is None else RowMemory(home.layout)
-        plan = runtime.feed.share(slices.next)  # first: ranks of a host wait for its leader alone
-        runtime.meet("evaluate, save or count rows")
+        plan = runtime.plan_at_rest(slices.next, "evaluate, save or count rows")
         while len(plan.keys):
             runtime.in_moves(partial(flush, plan=plan, rates=self.rates, flushed=flushed)).wait()
             each(plan)
@@ -304,9 +302,7 @@ class DistributedTraining:
 
         A collective call, between two segments, with the same rows on all ranks. Returns the plan of moves.
         """
-        self.runtime.require_rest()
-        plan = self.runtime.feed.share(lambda scheduler: replacing_plan(scheduler, hot))
-        self.runtime.meet("replicate rows")
+        plan = self.runtime.plan_at_rest(lambda scheduler: replacing_plan(scheduler, hot), "replicate rows")
         self.runtime.in_moves(lambda mover: carry_out(mover, plan)).wait()
         self.settings = replace(self.settings, hot=hot if len(hot) else None)
         if (changes := self.runtime.mover.changes) is not None:
