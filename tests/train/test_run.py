@@ -357,6 +357,18 @@ def test_paths_of_a_run_lead_there_from_any_directory(tmp_path, log_schema, log_
     assert not (tmp_path / "~").exists()
 
 
+def test_checkpoints_that_were_moved_are_looked_for_where_the_run_left_them_and_can_be_named(
+    tmp_path, log_schema, log_folder
+):
+    saved, moved = tmp_path / "saved", tmp_path / "moved"
+    config = replace(CONFIG, checkpoints=str(saved))
+    train_run(config, log_schema, log_folder, out=tmp_path / "run", should_stop=stop_after(2))
+    saved.rename(moved)
+    with pytest.raises(CheckpointError, match=rf"in {saved}, and no complete one .* if they were moved"):
+        load_trained(tmp_path / "run")
+    assert load_trained(moved).step == 2
+
+
 def test_a_run_without_a_checkpoint_yet_starts_anew_and_says_so(tmp_path, log_schema, log_folder):
     def killed():
         raise RuntimeError("killed")

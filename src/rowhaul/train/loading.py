@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -16,7 +17,14 @@ from rowhaul.export.reader import ExportReader
 from rowhaul.store.row_format import RowFormat, format_of
 from rowhaul.train import snapshot
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.run_folder import CONFIG_FILE, has_checkpoint, open_saved, saved_settings
+from rowhaul.train.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    checkpoints_of,
+    has_checkpoint,
+    open_saved,
+    saved_settings,
+)
 from rowhaul.train.trainer import Trainer
 
 _SERVED_FILE = "served.json"  # of `export --dense`
@@ -36,7 +44,7 @@ def load_trained(run: str | Place, on_unknown: str | None = None) -> Trainer:
             f"{run} is a folder to serve from (export --dense); name the run, or an export without --dense"
         )
     if folder is not None and (folder / CONFIG_FILE).is_file() and not has_checkpoint(folder):
-        raise CheckpointError(f"{run} has no complete checkpoint yet; let the training finish or resume it")
+        raise CheckpointError(_without_checkpoint(folder))
     try:
         reader = open_saved(run)
     except CheckpointError as error:
@@ -52,6 +60,18 @@ def load_trained(run: str | Place, on_unknown: str | None = None) -> Trainer:
     trainer = _serving(*settings, on_unknown)
     snapshot.restore(trainer, reader.path)
     return trainer
+
+
+def _without_checkpoint(run: Path) -> str:
+    """Say that a run has no checkpoint where it keeps them."""
+    wait = "let the training finish or resume it"
+    place = checkpoints_of(TrainConfig.read(run / CONFIG_FILE), run)
+    if place == run / CHECKPOINTS:
+        return f"{run} has no complete checkpoint yet; {wait}"
+    return (
+        f"{run} keeps its checkpoints in {place}, and no complete one is there; {wait}, or name their folder "
+        "if they were moved"
+    )
 
 
 def _serving(config: TrainConfig, schema: Schema, on_unknown: str | None) -> Trainer:
