@@ -1,8 +1,10 @@
 """The file of rows: whatever format rows are in, it gives the vectors that training reads, to the bit."""
 
+import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +173,23 @@ def test_what_unknown_ids_read_can_be_chosen(tmp_path, log_folder, log_schema):
         MappedRows(file, features, width, "zeros")
     with pytest.raises(CheckpointError, match="has no table 'shop', which feature 'shop' reads"):
         MappedRows(file, [*features, ServedFeature("shop", "shop", 0)], width)
+
+
+def descriptors_of(path):
+    """How many descriptors of this process lead to a file."""
+    found, file = 0, path.stat()
+    for one in os.listdir("/dev/fd"):
+        with suppress(OSError):  # the one of the listing
+            found += os.path.samestat(os.fstat(int(one)), file)
+    return found
+
+
+def test_files_that_are_mapped_are_not_kept_open(rows_of):
+    """A server maps a file for each delta and rank, and may open about a thousand."""
+    path = rows_of[2] / "rows.bin"
+    files = [RowFile(path) for _ in range(20)]
+    assert descriptors_of(path) == 0
+    assert all(np.array_equal(one.data, np.fromfile(path, np.uint8)) for one in files[::19])
 
 
 def test_damaged_files_are_named(tmp_path, log_folder, log_schema):

@@ -14,13 +14,13 @@ same kind, looked up before this one; it has the keys of deleted rows, too.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import xxhash
 
 from rowhaul.errors import CheckpointError, ConfigError
@@ -63,13 +63,9 @@ class RowFile:
     def __init__(self, path: str | Path, expected: str | None = None) -> None:
         self.path = Path(path)
         try:
-            with self.path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.data: npt.NDArray[np.uint8] = np.frombuffer(_mapped(self.path), np.uint8)
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing; {_INSTEAD}") from None
-        except ValueError:  # an empty file cannot be mapped
-            raise CheckpointError(f"{path} is empty; {_INSTEAD}") from None
-        self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self._check(expected)
         words = self.data[: self._header["header_bytes"]].view(np.int64)
         first, count = len(HEADER), self._header["num_tables"]
@@ -149,6 +145,17 @@ class RowFile:
                 f"{self.path} belongs to another export: its header has the checksum {found:016x}, the "
                 f"manifest says {expected}; {_INSTEAD}"
             )
+
+
+def _mapped(path: Path) -> pa.Buffer:
+    """Map a file without keeping it open: a server has one for each delta and rank, more than it may open.
+
+    Python's own maps keep a descriptor before 3.13.
+    """
+    with pa.memory_map(str(path)) as file:
+        if not file.size():
+            raise CheckpointError(f"{path} is empty; {_INSTEAD}")
+        return file.read_buffer(1).parent  # reading all of it would have the system fetch it from the disk
 
 
 def header_checksum(header: npt.NDArray[np.uint8]) -> int:
