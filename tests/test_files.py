@@ -1,5 +1,6 @@
 """Folders that appear under their name only when they are complete."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,20 @@ def test_the_working_directory_is_refused_under_any_name(tmp_path, monkeypatch):
     for name in (".", tmp_path):
         with pytest.raises(ConfigError, match=r"is the working directory, .* a new folder in it"):
             check_new_folder(Path(name), "the test")
+
+
+def test_all_of_a_folder_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """Else it could be there after a power failure with files that are empty."""
+    synced, sync, path = set(), os.fsync, tmp_path / "made"
+
+    def noted(descriptor):
+        sync(descriptor)
+        if not path.exists():
+            synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with whole(path) as folder:
+        (folder / "tables" / "deep").mkdir(parents=True)
+        for name in ("manifest.json", "tables/user.parquet", "tables/deep/one"):
+            (folder / name).write_text(name)
+    assert {one.stat().st_ino for one in (path, *path.rglob("*"))} <= synced

@@ -17,7 +17,8 @@ TEMPORARY_PREFIX = ".tmp-"
 def whole(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write a file or folder to; rename it to ``path`` on success, else remove it.
 
-    It has the final suffix, because some writers look at it.
+    All of it is on disk before it is renamed, whoever wrote it. The temporary path has the final suffix,
+    because some writers look at it.
     """
     path = Path(path)
     temporary = temporary_beside(path)
@@ -61,8 +62,13 @@ def temporary_beside(path: Path) -> Path:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Rename a written file once its contents are on disk."""
-    sync(temporary)
+    """Rename a written file, or folder, once all that is in it is on disk."""
+    for folder, _, files in os.walk(temporary):
+        for name in files:
+            sync(Path(folder, name))
+        sync(Path(folder))
+    if temporary.is_file():
+        sync(temporary)
     temporary.replace(path)
     sync(path.parent)
 

@@ -29,7 +29,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from rowhaul._files import check_new_folder, sync, temporary_beside, whole
+from rowhaul._files import check_new_folder, temporary_beside, whole
 from rowhaul._id_kinds import KINDS_FACT, ORIGINS_FACT, UNRECORDED, kinds_in
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.progress import Counter, Progress
@@ -104,7 +104,6 @@ def export(
             made.append(ExportedTable(name, file, *sizes, ids[name], size, checksums, *kept))
         dense = _write_tensors(reader, folder / DENSE_FILE) if _DENSE_GROUP in reader.groups else {}
         _describe(reader, folder, format, made, dense)
-        sync(folder / TABLES_FOLDER)
     return Exported(path, tuple(made), dense)
 
 
@@ -141,7 +140,6 @@ def _write(
     """Write a table, read it back, and refuse it unless it is the same; returns its checksums."""
     written, found = Digest(layout), Digest(layout)
     kind.write(path, layout, count.over(written.over(layout.blocks(reader.blocks(table)))))
-    sync(path)
     for _ in count.over(found.over(kind.read(path, layout))):
         pass
     if (found.value, found.num_rows) != (written.value, layout.num_rows):

@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rowhaul._files import check_new_folder, sync, temporary_beside, whole
+from rowhaul._files import check_new_folder, temporary_beside, whole
 from rowhaul._id_kinds import kinds_in
 from rowhaul._manifest import write_manifest
 from rowhaul.checkpoint import CheckpointReader
@@ -89,7 +89,6 @@ def export_served(
         }
         _write(folder, manifest)
         (folder / README_FILE).write_text(readme(manifest, trainer.schema), encoding="utf-8")
-        sync(folder / base)
         files = sorted(one for one in folder.rglob("*") if one.is_file())
         sizes = {str(one.relative_to(folder)): one.stat().st_size for one in files}
     rows = {name: reader.tables[name].num_rows for name in tables}
