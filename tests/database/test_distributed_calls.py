@@ -396,3 +396,27 @@ def test_threads_and_delays_change_no_bit():
         run_ranks(3, train_beside_loading, 12, tables={"t": 8}, delay=wait, lr=0.1) for wait in (None, delay)
     ]
     assert all(torch.equal(rows, runs[0][0]) for run in runs for rows in run)
+
+
+def push_what_is_not_finite(db, how):
+    keys = np.arange(4) + 4 * db.rank
+    ticket = db.prefetch(keys)
+    before, gradients = db.pull(ticket).clone(), torch.ones(4, 4)
+    push = getattr(db, how)
+    bad = gradients.clone()
+    bad[2, 1] = float("nan") if db.rank == 1 else 1
+    with pytest.raises(DataError) as refused:
+        push(ticket, bad)
+    assert db.update() == 0
+    assert torch.equal(db.pull(ticket), before)
+    push(ticket, gradients)
+    db.update()
+    assert torch.equal(pull(db, keys), before - gradients)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("how", ["push", "push_joined"])
+def test_a_gradient_that_is_not_finite_is_refused_by_all_ranks(how):
+    messages = run_ranks(3, push_what_is_not_finite, how, tables={"t": 4}, optimizer=SGD(lr=1))
+    assert "table 't': the gradient of key 6 is not finite" in messages[1]
+    assert "a gradient of rank 1 is not finite" in messages[0] == messages[2]

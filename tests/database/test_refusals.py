@@ -99,6 +99,32 @@ def test_gradients_that_do_not_match_leave_the_ticket_good(db):
     assert db.update() == 3
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_gradients_that_are_not_finite_leave_rows_and_ticket_good(db, number):
+    ticket = db.prefetch({"t": [1, 2, 1], "u": [3]})
+    before = db.pull(ticket)
+    bad = {"t": torch.ones(3, 3), "u": torch.ones(1, 2)}
+    bad["t"][1, 2] = number
+    with pytest.raises(DataError, match=r"table 't': the gradient of key 2 is not finite \(1 such\)"):
+        db.push(ticket, bad)
+    assert db.update() == 0
+    assert all(torch.equal(one, before[name]) for name, one in db.pull(ticket).items())
+    db.push(ticket, {name: torch.full_like(one, 3e38) for name, one in bad.items()})  # but their sum is
+    db.discard_pushed()
+
+
+def test_gradients_of_bags_are_finite_but_for_empty_ones(db):
+    given, wrong = torch.ones(3, 3), float("nan")
+    given[1] = wrong  # as a mean of nothing has it
+    ticket = db.prefetch([5, 6, 7], "t", lengths=[2, 0, 1])
+    db.push(ticket, given)
+    assert db.update() == 3
+    assert bool(torch.isfinite(db.pull(db.prefetch([5, 6, 7], "t"))).all())
+    given[2] = wrong
+    with pytest.raises(DataError, match="the gradient of the bag that begins with key 7 is not finite"):
+        db.push(db.prefetch([5, 6, 7], "t", lengths=[2, 0, 1]), given)
+
+
 def test_a_ticket_is_good_for_one_push(db):
     ticket = db.prefetch([1, 2], "t")
     before = db.pull(ticket)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpointed_ranks import CONFIG, Session, ThreadCluster, on_threads, rows_of_first_table
+from rowhaul._finite import is_finite
 from rowhaul.checkpoint import CheckpointReader
 from rowhaul.checkpoint.layout import finished_checkpoints
 from rowhaul.data.samples import Samples
@@ -21,7 +22,7 @@ from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed import checkpointing
 from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.tables import layout_of
-from rowhaul.train.finite import DivergedError, is_finite
+from rowhaul.train.finite import DivergedError
 from rowhaul.train.trainer import Trainer
 
 BAD_STEP = 4  # counted from 0

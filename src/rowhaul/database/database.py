@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rowhaul.database.base import Database, MemoryReport, check_threads
-from rowhaul.database.requests import Request, gradient_tensors, read_request
+from rowhaul.database.requests import Request, check_finite, gradient_tensors, read_request
 from rowhaul.database.rows import Rows
 from rowhaul.database.saving import load_rows
 from rowhaul.database.settings import DatabaseSettings
@@ -131,10 +131,14 @@ class EmbeddingDatabase(Database):
         Gradients of one row are summed in the order of its keys. If every key appears once, the tensor itself
         is kept: do not change it before the update, which would refuse it. Tensors of
         ``torch.inference_mode()`` are copied.
+
+        Raises:
+            DataError: a gradient is not finite or of the wrong shape; the ticket stays good.
         """
         rows = self._open_rows()
         found = self._current(rows, ticket)
         tensors = gradient_tensors(ticket.request, gradients, self._dims, self._dtype)
+        check_finite(ticket.request, (tensor.numpy() for tensor in tensors))
         pushed = []
         for read, tensor in zip(found, tensors, strict=True):
             if tensor.is_inference():  # it has no version, so that changes to it would go unnoticed

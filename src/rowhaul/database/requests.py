@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rowhaul._finite import is_finite
 from rowhaul.data.keys import hash_strings, hash_texts
 from rowhaul.database.settings import DatabaseSettings
 from rowhaul.errors import ConfigError, DataError
@@ -176,6 +177,26 @@ def gradient_tensors(
         raise DataError(f"gradients for tables {sorted(gradients)}, but the ticket is for {sorted(names)}")
     shapes = {part.table: (part.num_vectors, dims[part.table]) for part in request.parts}
     return [as_gradient(gradients[n], shape, dtype, f"table {n!r}") for n, shape in shapes.items()]
+
+
+def check_finite(request: Request, gradients: Iterable[npt.NDArray[Any]]) -> None:
+    """Refuse gradients that would spoil rows for good; those of empty bags reach no row.
+
+    Raises:
+        DataError: it names the table and the key.
+    """
+    for part, given in zip(request.parts, gradients, strict=True):
+        if is_finite(given):
+            continue
+        first = np.arange(part.num_vectors + 1) if part.offsets is None else part.offsets
+        wrong = np.flatnonzero(~np.isfinite(given).all(axis=1) & (np.diff(first) > 0))
+        if len(wrong):
+            which = "of" if part.offsets is None else "of the bag that begins with"
+            raise DataError(
+                f"table {part.table!r}: the gradient {which} key {part.keys[first[wrong[0]]]} is not finite "
+                f"({len(wrong):,} such); nothing was pushed. Lower the learning rate, clip gradients, or go "
+                "on without this push"
+            )
 
 
 def as_gradient(given: Any, shape: tuple[int, int], dtype: torch.dtype, where: str) -> Tensor:

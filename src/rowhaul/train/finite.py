@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rowhaul._finite import is_finite
 from rowhaul.errors import RowhaulError
 from rowhaul.nn import Batch
-from rowhaul.nn.row_source import Floats, RowGradients
+from rowhaul.nn.row_source import RowGradients
 
 ADVICE = (
     "training has diverged, or the data has extreme values there. Lower the learning rates (rows.lr, "
@@ -22,14 +22,6 @@ ADVICE = (
 
 class DivergedError(RowhaulError):
     """A loss or a gradient is not finite."""
-
-
-def is_finite(values: Tensor | Floats) -> bool:
-    """Whether all values are finite, in one pass."""
-    given = torch.from_numpy(values) if isinstance(values, np.ndarray) else values.detach()
-    if not given.numel() or math.isfinite(given.sum()):
-        return True
-    return all(map(math.isfinite, torch.aminmax(given)))  # the sum of large, finite numbers may overflow
 
 
 def check_step(

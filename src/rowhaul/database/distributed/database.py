@@ -25,7 +25,7 @@ from rowhaul.database.distributed.dividing import owners_of
 from rowhaul.database.distributed.routes import ARRAYS_PER_GROUP, Route, find_route
 from rowhaul.database.distributed.snapshot import DistributedSnapshot
 from rowhaul.database.distributed.traffic import Tables, Traffic, fill_columns, fill_tables, sum_gradients
-from rowhaul.database.requests import Request, as_gradient, gradient_tensors, read_request
+from rowhaul.database.requests import Request, as_gradient, check_finite, gradient_tensors, read_request
 from rowhaul.database.rows import Rows
 from rowhaul.database.saving import load_rows
 from rowhaul.database.settings import DatabaseSettings
@@ -156,6 +156,9 @@ class DistributedEmbeddingDatabase(Database):
         """Send the gradients of the ticket's vectors to the ranks that store the rows, for the next update.
 
         The tensors passed are not kept; their gradients travel while the caller continues.
+
+        Raises:
+            DataError: on all ranks, where a gradient of any is not finite; the ticket stays good.
         """
         self._route(ticket)  # before the gradients are checked
         tensors = gradient_tensors(ticket.request, gradients, self._dims, self._dtype)
@@ -238,7 +241,11 @@ class DistributedEmbeddingDatabase(Database):
     def _push(self, ticket: DistributedTicket, gradients: Tables) -> None:
         rows, route = self._route(ticket)
         self._traffic.push(
-            rows, ticket, route, lambda group, sums: sum_gradients(route[group], gradients, sums)
+            rows,
+            ticket,
+            route,
+            lambda group, sums: sum_gradients(route[group], gradients, sums),
+            lambda: check_finite(ticket.request, (gradients[part.table] for part in ticket.request.parts)),
         )
 
     def _columns(self, request: Request) -> tuple[dict[str, int], tuple[int, int]]:

@@ -16,12 +16,14 @@ from rowhaul.database.requests import TableKeys
 from rowhaul.database.rows import Rows
 from rowhaul.database.tickets import Ticket, TicketError
 from rowhaul.database.vectors import Floats, Gradients, row_gradients
+from rowhaul.errors import DataError, RowhaulError
 from rowhaul.store.pooling import pool_rows
 from rowhaul.transport.base import Transfer
 
 Tables = Mapping[str, Floats]  # vectors x dim
 OfGroup = Callable[[int, Floats], None]  # group, and the vectors of all ranks
 _MAX_BLOCKS = 32  # kept for reuse
+_NOT_FINITE = -1  # what a rank tells the others of its gradients
 _SLACK = 8  # allocate an eighth more than needed, as the next step may need a little more
 
 
@@ -96,8 +98,18 @@ class Traffic:
             if stale is not None:
                 raise RefusedError(stale)
 
-    def push(self, rows: Rows, ticket: Ticket[Route], route: Route, fill: OfGroup) -> None:
-        """Send gradients, which ``fill`` writes, to the ranks that store the rows; do not wait for them."""
+    def push(
+        self,
+        rows: Rows,
+        ticket: Ticket[Route],
+        route: Route,
+        fill: OfGroup,
+        check: Callable[[], None],
+    ) -> None:
+        """Send gradients, which ``fill`` writes, to the ranks that store the rows; do not wait for them.
+
+        ``check`` raises a `DataError` where they are not finite.
+        """
         with self._calls.call():
             requested, served = _bounds(route)
             arriving, leaving = self._allocate(rows, served), self._allocate(rows, requested)
@@ -107,15 +119,15 @@ class Traffic:
                 for group, gradients in enumerate(leaving):
                     fill(group, gradients)
 
-            stale = self._compare("push", ticket, rows, route, fill_all)
-            if stale is None:
+            wrong = self._compare("push", ticket, rows, route, fill_all, check)
+            if wrong is None:
                 ticket.use_up(rows)
             sent = self._calls.send(leaving, requested)
             pushed = _Pushed(ticket.lease, route, arriving, leaving, received, sent)
-            if stale is not None:  # the payloads were sent all the same: the next ones follow them
+            if wrong is not None:  # the payloads were sent all the same: the next ones follow them
                 wait_received(received)
                 self._finish(pushed)
-                raise RefusedError(stale)
+                raise RefusedError(wrong)
             self._pushed.append(pushed)
 
     def update(self, rows: Rows, lr: float) -> int:
@@ -166,10 +178,19 @@ class Traffic:
         self._buffers.give_back(pushed.leaving + pushed.arriving)
 
     def _compare(
-        self, what: str, ticket: Ticket[Route], rows: Rows, route: Route, meanwhile: Callable[[], None]
-    ) -> TicketError | None:
-        """Check that all ranks use the same ticket; return an error if any of its rows is no longer there."""
-        stale = next(
+        self,
+        what: str,
+        ticket: Ticket[Route],
+        rows: Rows,
+        route: Route,
+        meanwhile: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> RowhaulError | None:
+        """Check that all ranks use the same ticket; return an error if any of its rows is no longer there.
+
+        Or where ``check`` raises a `DataError` on any rank.
+        """
+        flag = next(
             (
                 1 + group
                 for group, one in enumerate(route)
@@ -178,11 +199,19 @@ class Traffic:
             ),
             0,
         )
-        flags = np.full((self._calls.num_ranks, 1), stale)
+        own: DataError | None = None
+        try:
+            check()
+        except DataError as error:
+            own, flag = error, _NOT_FINITE
+        flags = np.full((self._calls.num_ranks, 1), flag)
         heard = self._calls.compare(what, ticket.number, flags, meanwhile)[:, 0]
         self._calls.await_headers()  # the receives of payloads are posted already
-        if not heard.any():
-            return None
+        if own is not None or not heard.any():
+            return own
+        if (heard == _NOT_FINITE).any():
+            rank = int(np.argmax(heard == _NOT_FINITE))
+            return DataError(f"a gradient of rank {rank} is not finite, see its error; nothing was pushed")
         tables = rows.groups[int(heard[np.flatnonzero(heard)[0]]) - 1].tables
         return TicketError.of_stale_rows(ticket.number, ", ".join(table.name for table in tables))
 

@@ -7,10 +7,11 @@ from typing import NoReturn
 
 from torch import Tensor, nn
 
+from rowhaul._finite import is_finite
 from rowhaul.nn import Batch
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.runtime.worker_rows import TakenGradients
-from rowhaul.train.finite import ADVICE, DivergedError, describe, is_finite
+from rowhaul.train.finite import ADVICE, DivergedError, describe
 from rowhaul.transport.base import gather_texts
 from rowhaul.transport.dense.gradients import SharedGradients
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rowhaul._activity import Activity, doing
+from rowhaul._finite import is_finite
 from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.planning.rank0_data.sharing import DataSource
@@ -39,7 +40,6 @@ from rowhaul.train.distributed.replica_state import ReplicaState
 from rowhaul.train.distributed.replicas import COMPARE_EVERY, Replicas
 from rowhaul.train.distributed.samples import part_of
 from rowhaul.train.distributed.tables import layout_of, only_collection
-from rowhaul.train.finite import is_finite
 from rowhaul.transport.dense.gradients import DenseGradients
 from rowhaul.transport.dense.overlapping import EXACT_WIRE, OverlappingSum, wire_type
 
