@@ -112,8 +112,12 @@ class _Lanes:
     # Writing, by sixteen random bits.
 
     def write_bfloat16(self, address: Any, numbers: Any, draw: Any) -> None:
-        bits = self.b.add(self.as_bits(numbers), draw)
-        self.store_low(address, self.b.lshr(bits, self.int32(16)), _I16)
+        b, bits = self.b, self.as_bits(numbers)
+        size = b.and_(bits, self.int32(0x7FFFFFFF))
+        # What is no number stays none: cards write it in ones, which the draw would carry over to zero.
+        is_none = b.icmp_signed(">", size, self.int32(255 << 23))
+        bits = b.select(is_none, b.or_(bits, self.int32(1 << 22)), b.add(bits, draw))
+        self.store_low(address, b.lshr(bits, self.int32(16)), _I16)
 
     def write_float16(self, address: Any, numbers: Any, draw: Any) -> None:
         b = self.b

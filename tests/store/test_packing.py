@@ -247,3 +247,17 @@ def test_wrong_types_are_refused():
         TableGroup([TableSpec("a", 1, 0, 1)], SGD(lr=1), "float32", 0, "int8")
     with pytest.raises(ConfigError, match="use precision float32"):
         TableGroup([TableSpec("a", 4, 0, 1)], SGD(lr=1), "float64", 0, "bfloat16")
+
+
+@pytest.mark.parametrize("row_dtype", ["bfloat16", "float16"])
+def test_what_is_no_finite_number_does_not_become_one(row_dtype):
+    """Cards write all bits for what is no number, processors few."""
+    patterns = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF800001, 0x7F800000], np.uint32)
+    dim, rng = 11, np.random.default_rng(4)
+    values = np.tile(patterns, dim).reshape(-1, dim).view(np.float32)
+    packing, rows = RowPacking(row_dtype, dim, 0), names(rng, len(values))
+    for number in range(20):
+        found = packing.readable(packing.pack(values, rows, number, table_seeds(["a"], 0)))
+        assert not np.isfinite(found).any()
+        if row_dtype == "bfloat16":
+            np.testing.assert_array_equal(np.isnan(found), np.isnan(values))
