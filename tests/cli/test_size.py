@@ -177,3 +177,14 @@ def test_bad_arguments_are_named(arguments, named, size):
     code, _, err = size(*arguments)
     assert code == 2
     assert named in err
+
+
+def test_a_card_that_is_too_small_is_an_error_as_too_little_memory_is(size, monkeypatch):
+    for card, fits in ((1 << 40, True), (1 << 10, False)):
+        monkeypatch.setattr("rowhaul.cli.size.report.card_memory", lambda card=card: card)
+        code, out, _ = size("--device", "cuda", "--memory", "16GiB")
+        assert (code, "it does not fit: see --device-memory" in out) == (int(not fits), not fits)
+        assert ("of 16.0 GiB: it fits." in out) == fits
+        code, out, _ = size("--device", "cuda", "--memory", "16GiB", "--json")
+        assert (code, json.loads(out)["fits"]) == (int(not fits), fits)
+        assert size("--memory", "16GiB")[0] == 0  # of a run that is on no card

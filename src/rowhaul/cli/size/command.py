@@ -60,7 +60,7 @@ def size(
     probing = {"--probe-steps": probe_steps, "--eval-data": eval_data, "--plot": plot}
     refuse_unused(probing, "is for probes; add --budgets, such as 4MiB,16MiB, or leave it out")
     machines = 1 if machines is None else machines
-    from rowhaul.cli.size.report import numbers, print_report
+    from rowhaul.cli.size.report import does_fit, numbers, print_report
     from rowhaul.sizing.fit import suggestions
 
     config = options.read_config()
@@ -71,13 +71,13 @@ def size(
     run, model_of = describe_run(config, schema, options.data, counts, machines)
     run.check()
     estimate = run.estimate()
-    fits = estimate.needed <= available
-    ways = [] if fits else list(suggestions(run, available, model_of))
+    is_enough = estimate.needed <= available
+    ways = [] if is_enough else list(suggestions(run, available, model_of))
     if as_json:
         print_json(numbers(run, counts, estimate, available, ways))
     else:
         print_report(run, counts, estimate, available, ways)
-    if not fits:
+    if not does_fit(estimate, available):
         raise typer.Exit(EXIT_TOO_LARGE)
 
 

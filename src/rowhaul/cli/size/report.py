@@ -35,7 +35,7 @@ def numbers(
     from rowhaul.sizing.row_counts import ERROR
 
     found: dict[str, Any] = {
-        "fits": estimate.needed <= memory,
+        "fits": does_fit(estimate, memory),
         "needed": estimate.needed,
         "memory": memory,
         "tables": _with_totals(estimate.tables),
@@ -55,6 +55,16 @@ def numbers(
         parts = {"tables": _with_totals(without.tables), "ranks": _with_totals(without.ranks)}
         found["without_pruning"] = {"needed": without.needed, **parts}
     return found
+
+
+def does_fit(estimate: SizeEstimate, memory: int) -> bool:
+    """Whether machines have the memory, and so has the card of this one, where it is for one."""
+    return estimate.needed <= memory and _fits_card(estimate)
+
+
+def _fits_card(estimate: SizeEstimate) -> bool:
+    card = card_memory() if estimate.card is not None else None
+    return estimate.card is None or card is None or estimate.card.total <= card
 
 
 def _with_totals(parts: Sequence[Any]) -> list[dict[str, Any]]:
@@ -78,12 +88,13 @@ def print_report(
         say("")
         console.print(_card(estimate.card), highlight=False)
         if (card := card_memory()) is not None:
-            fits = "it fits" if estimate.card.total <= card else "it does not fit: see --device-memory"
+            fits = "it fits" if _fits_card(estimate) else "it does not fit: see --device-memory"
             say(f"\nThe card has {bytes_text(card)}: {fits}.")
     where = "It needs" if len(estimate.machines) == 1 else "The fullest machine needs"
     has = f"{bytes_text(estimate.needed)} of {bytes_text(memory)}"
     if estimate.needed <= memory:
-        say(f"\n{where} {has}: it fits.")
+        on_card = "it fits." if _fits_card(estimate) else "that fits, but what is on the card does not."
+        say(f"\n{where} {has}: {on_card}")
         return
     bare = min(rank.parts["process"] for rank in estimate.ranks)
     no_way = _NO_WAY if bare <= memory else _TOO_SMALL.format(bytes_text(bare))
