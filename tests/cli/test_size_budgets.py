@@ -77,3 +77,14 @@ def test_what_cannot_be_tried_is_refused(log, arguments, message):
     ran = sized("--data", log, "--batch-size", 256, "--probe-steps", 2, *arguments)
     assert ran.exit_code != 0
     assert message in " ".join((ran.output + str(ran.exception)).split())
+
+
+def test_a_plot_does_not_replace_what_is_none(log, tmp_path):
+    path = tmp_path / "trade.pdf"
+    path.write_text("years of work")
+    ran = sized("--data", log, "--batch-size", 256, "--budgets", "128KiB", "--plot", path)
+    assert ran.exit_code != 0
+    assert "exists and is something else than this command writes" in " ".join(
+        (ran.output + str(ran.exception)).split()
+    )
+    assert path.read_text() == "years of work"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from rowhaul.cli.checks import check_replaceable
 from rowhaul.cli.console import bytes_text, console, plain_table, say
 from rowhaul.cli.json_output import print_json
 from rowhaul.cli.progress import StopOnSignal, counting_bar
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 PROBE_STEPS = 300
+_PICTURES = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}  # and what they begin with
 
 
 def try_budgets(
@@ -42,12 +44,14 @@ def try_budgets(
             f"--budgets {budgets} and --probe-steps {steps}: give sizes such as 4MiB,16MiB, and at least one "
             "step"
         )
-    if plot is not None and plot.suffix not in (".png", ".pdf", ".svg"):
+    if plot is not None and plot.suffix not in _PICTURES:
         raise ConfigError(f"--plot {plot}: give a .png, .pdf or .svg file")
     if plot is not None and plot.is_dir():
         raise ConfigError(f"--plot {plot} is a folder; give the name of a file in it")
     if plot is not None and not plot.parent.is_dir():
         raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}; make it first")
+    if plot is not None:
+        check_replaceable(plot, _PICTURES[plot.suffix], "--plot")
     config, schema = options.read_config(), options.find_schema()
     held_out = list(eval_data) or held_out_beside(options.data)
     if not held_out:
