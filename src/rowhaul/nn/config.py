@@ -44,7 +44,8 @@ class EmbeddingConfig:
         init_fn: first values instead of a range: a function of (seed, keys) that returns keys × dim values,
             each row from the seed and its key alone, the same on every rank. Unlike TorchRec's, it is called
             with the keys of new rows, since there is no table to fill. For whole rows in host memory.
-        frozen: rows are read and never change, as pretrained ones that only the rest learns from.
+        frozen: rows are read and take no gradient, as pretrained ones that only the rest learns from. They
+            never change, unless a state is loaded in which Adam trained them: its momentum carries them on.
 
     Example:
         >>> EmbeddingConfig(embedding_dim=16, name="items", feature_names=["item", "history"])
