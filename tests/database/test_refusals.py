@@ -410,3 +410,16 @@ def test_damaged_and_foreign_checkpoints_change_nothing(db, tmp_path):
         assert len(other) == 0
     facts = json.loads((tmp_path / "saved" / "manifest.json").read_text())["facts"]
     assert facts["row_optimizer"] == "sgd"
+
+
+def test_another_seed_than_the_saved_one_is_told(tmp_path):
+    with EmbeddingDatabase({"t": 3}, seed=1) as db:
+        db.prefetch([1]).wait()
+        db.save(tmp_path / "saved")
+    with (
+        EmbeddingDatabase({"t": 3}, seed=2) as other,
+        pytest.warns(UserWarning, match="saved with seed=1, and this database has seed=2"),
+    ):
+        other.load(tmp_path / "saved")
+    with EmbeddingDatabase({"t": 3}, seed=1) as same:  # a warning would be an error
+        same.load(tmp_path / "saved")

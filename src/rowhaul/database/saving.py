@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -86,6 +87,12 @@ def _open_checkpoint(path: str | Path, settings: DatabaseSettings) -> Checkpoint
     for name in ours:
         _check_format(reader, name)
     reader.verify()
+    if (seed := reader.facts.get("seed", settings.seed)) != settings.seed:
+        warnings.warn(
+            f"{reader.path} was saved with seed={seed}, and this database has seed={settings.seed}: rows "
+            "created from now on begin with other values than they would have there",
+            stacklevel=4,  # of who loads
+        )
     return reader
 
 
