@@ -384,3 +384,22 @@ def test_a_server_applies_deltas_and_stays_up_with_a_bad_one(writer, tmp_path):
             assert "rowhaul_serve_model_step 3.0" in metrics
 
     asyncio.run(run())
+
+
+def test_another_schema_is_there_once_its_base_is(writer, tmp_path):
+    """A server may begin while the base is written, or after the trainer has died doing it."""
+    path, turned = tmp_path / "served", replace(GIVEN["schema"], ids=GIVEN["schema"].ids[::-1])
+    resumed = Writer(path, turned, GIVEN["graph"])
+    graphs, steps = resumed.folder._graphs, []
+
+    def write(*given):
+        steps.append(Scorer(path).step)
+        raise OSError(28, "No space left on device")
+
+    resumed.folder._graphs = Mock(**{"write.side_effect": write})
+    with pytest.raises(OSError, match="No space"):
+        resumed.write_base({}, 3)
+    assert steps == [Scorer(path).step] == [2]
+    resumed.folder._graphs = graphs
+    resumed.write_base({}, 3)
+    assert Scorer(path).folder.schema.features == ("tags", "item", "user")

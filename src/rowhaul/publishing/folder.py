@@ -99,7 +99,6 @@ class PublishedFolder:
         name, version = f"{_BASE}{number:09d}", f"{secrets.token_hex(4)}.{number}"
         unknown = {table: self._unknown.numbers(table, rows) for table, rows in tables.items()}
         self.path.mkdir(parents=True, exist_ok=True)
-        self._schema.write(self.path / SCHEMA_FILE)
 
         def dense(folder: Path) -> dict[str, dict[str, Any]]:
             return self._graphs.write(state.weights, folder)
@@ -107,7 +106,9 @@ class PublishedFolder:
         manifest = self._new_base(name, tables, unknown, dense, state, count)
         about = Published(self._run, version, state.moment)
         with self._lock:
-            self._replace({**manifest, "published": about.entry()})
+            self._schema.write(self.path / SCHEMA_FILE)  # last: servers may begin with the base before
+            schema = ServedFile.of(self.path, SCHEMA_FILE)._asdict()
+            self._replace({**manifest, "schema": schema, "published": about.entry()})
 
     def begin_delta(self) -> tuple[str, Path]:
         """Make the folder of the next delta, for all ranks to write into; returns its name, too."""
@@ -201,7 +202,6 @@ class PublishedFolder:
             "step": state.moment.step,
             "samples": state.moment.samples,
             "key_kinds": state.key_kinds,
-            "schema": ServedFile.of(self.path, SCHEMA_FILE)._asdict(),
             "rows": {**rows._asdict(), "header": header},
             "dense": graphs,
         }
