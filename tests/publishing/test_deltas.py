@@ -330,6 +330,7 @@ def test_the_metrics_are_of_the_model_that_is_served_beside_a_bad_delta(writer, 
             metrics = (await client.get("http://test/metrics")).text
             assert "rowhaul_serve_model_step 3.0" in metrics
             assert "rowhaul_serve_model_published_timestamp_seconds 1.000000003e+09" in metrics
+            assert "rowhaul_serve_deltas_applied_total 1.0" in metrics
 
     asyncio.run(run())
 

@@ -189,11 +189,7 @@ def make_app(scorer: Scorer, settings: ServeSettings) -> FastAPI:
         stats.refreshed(found)
         counted.model(scorer.model)
 
-    def failed() -> None:
-        counted.model(scorer.model)  # deltas before a bad one are served
-        counted.failed()
-
-    refresher = Refresher(scorer, settings.refresh_seconds, refreshed, failed)
+    refresher = Refresher(scorer, settings.refresh_seconds, refreshed, counted.failed)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -20,7 +20,7 @@ class Refresher:
     Args:
         scorer: to refresh.
         seconds: between two looks; 0: never.
-        refreshed: called after each look that found something.
+        refreshed: called after each look that found something, also where that was not all.
         failed: called after each look that failed.
     """
 
@@ -50,10 +50,14 @@ class Refresher:
 
     def look(self) -> None:
         """Apply what is there."""
+        num_deltas, num_bases = self._scorer.num_deltas, self._scorer.num_bases
         try:
-            found = self._scorer.refresh()
-            if found.num_deltas or found.new_base:
-                self._refreshed(found)
+            try:
+                self._scorer.refresh()
+            finally:  # deltas before a bad one are served
+                found = Refreshed(self._scorer.num_deltas - num_deltas, self._scorer.num_bases > num_bases)
+                if any(found):
+                    self._refreshed(found)
             self.trouble = ""
         except Exception as error:  # whatever it is: without the thread nothing newer would ever be served
             is_known = isinstance(error, RowhaulError | OSError)

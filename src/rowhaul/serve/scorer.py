@@ -76,6 +76,7 @@ class Scorer:
         self._how = backend, on_unknown, threads
         self._refreshing = threading.Lock()
         self._seen: str | None = None  # checksum of the manifest that the model is of
+        self.num_deltas, self.num_bases = 0, 0  # that were applied and opened by refreshes
         self.model = ServedModel.of(ServedFolder(path, verify=verify), *self._how)
         try:
             self.refresh()
@@ -118,43 +119,44 @@ class Scorer:
                 good model stays in use.
         """
         with self._refreshing:
-            num_deltas, new_base = 0, False
+            num_deltas, num_bases = self.num_deltas, self.num_bases
             for attempt in range(1, _ATTEMPTS + 1):
                 manifest = read_served(self._path)
                 about, seen = published_in(self._path, manifest), str(manifest.get("xxh3"))
                 if about is None or seen == self._seen:
                     break
-                is_new = about.version != self._base_version()
                 try:
-                    num_deltas += self._follow(about, is_new)
+                    self._follow(about, about.version != self._base_version())
                 except CheckpointError:
                     is_last = attempt == _ATTEMPTS
                     if is_last or str(read_served(self._path).get("xxh3")) == seen:
                         raise
                     continue  # the publisher went on, and may have removed what was to be read
-                new_base |= is_new
                 self._seen = seen
-            return Refreshed(num_deltas, new_base)
+            return Refreshed(self.num_deltas - num_deltas, self.num_bases > num_bases)
 
     def _base_version(self) -> str:
         about = self.model.folder.published
         return "" if about is None else about.version
 
-    def _follow(self, about: Published, new_base: bool) -> int:
+    def _follow(self, about: Published, new_base: bool) -> None:
         """Open a new base, apply deltas, and take the result; of a damaged delta those before it."""
         model = self.model
         if new_base:
             model = ServedModel.of(ServedFolder(self._path, verify=self._verify), *self._how)
             about = model.folder.published or about  # of the manifest that was read with it
-        before, deltas = about.position(self.model.version), about.after(model.version) or ()
+        before, first = about.position(self.model.version), about.position(model.version)
+        deltas = about.after(model.version) or ()
         try:
             for one in deltas:
                 one.check_follows(model.version, self._path)  # before it is opened
                 model = model.after(Delta.open(self._path, one))
         finally:
-            if about.position(model.version) > before or model.version == about.newest:
+            reached = about.position(model.version)
+            if reached > before or model.version == about.newest:
                 self.model = model
-        return len(deltas)
+                self.num_deltas += reached - first
+                self.num_bases += new_base
 
     def score(self, shared: Shared, candidates: Candidates) -> npt.NDArray[np.float32]:
         """Return a probability for each candidate, as `rowhaul predict` writes them.
