@@ -49,7 +49,7 @@ class DiskFull(Fault):
 class _Damaged(LostRank):
     """A rank is killed, and a file of the newest checkpoint is damaged before the run resumes."""
 
-    promise = "said, and resumed from the checkpoint before it to the same bits"
+    promise = "reported, and resumed from the checkpoint before it to the same bits"
     damaged: Path | None = None
 
     def throw(self) -> None:
