@@ -1,6 +1,7 @@
 """The commands as a person types them: what they make, what they say, how they end."""
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -266,6 +267,26 @@ def test_a_signal_stops_and_saves_and_resume_goes_on(number, log_folder, tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert f"in {step + 5:,} steps" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["a closed pipe", "a full disk"])
+def test_output_that_cannot_be_written_does_not_end_a_run(place, log_folder, tmp_path):
+    command = [sys.executable, "-m", "rowhaul", "train", "--data", log_folder, "--out", tmp_path / "run"]
+    command += ["--eval-data", log_folder / "test", "--eval-every", "2", *SMALL]
+    if place == "a full disk":
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, output = os.pipe()
+        os.close(reading)
+    done = subprocess.run(
+        list(map(str, command)), stdout=output, stderr=subprocess.PIPE, text=True, timeout=200
+    )
+    os.close(output)
+    assert done.stderr.count("training goes on without it") == 1, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [2, 4, 6, 8, 10, 12]
+    assert (tmp_path / "run" / "checkpoints" / "step-000000012" / "manifest.json").is_file()
 
 
 def test_test_files_taken_for_training_are_not_evaluated_on(rowhaul, tmp_path):

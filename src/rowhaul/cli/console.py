@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, cast
 
 from rich.console import Console, JustifyMethod
 from rich.table import Table
@@ -15,6 +19,51 @@ console = Console(emoji=False)  # esd:1:... is a name, not an emoji
 def say(text: str) -> None:
     """Print text as it is: no markup, no colours, no line breaks of our own."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def unwritten_output_lost(what_goes_on: str) -> Iterator[None]:
+    """Go on where the console cannot be written: its pipe or terminal was closed, or its disk is full.
+
+    By itself rich ends the program at a closed pipe, which would cost a run what it has not saved.
+    """
+    console.file = cast(IO[str], _LossyFile(console.file, what_goes_on))
+    try:
+        yield
+    finally:
+        console.file = cast(IO[str], None)  # whatever standard output is then
+
+
+class _LossyFile:
+    """A text file that drops what cannot be written, and says so once on standard error."""
+
+    def __init__(self, file: IO[str], what_goes_on: str) -> None:
+        self._file, self._what_goes_on, self._has_said = file, what_goes_on, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it."""
+        try:
+            return self._file.write(text)
+        except OSError as error:
+            self._lost(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """Pass on what was written, as far as that can be done."""
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._lost(error)
+
+    def _lost(self, error: OSError) -> None:
+        if not self._has_said:
+            self._has_said = True
+            with suppress(OSError):
+                why = error.strerror or error
+                print(f"the output cannot be written ({why}): {self._what_goes_on}", file=sys.stderr)
 
 
 def typed(what: object) -> str:

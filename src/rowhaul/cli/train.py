@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 import yaml
 
-from rowhaul.cli.console import bytes_text, console, facts_table, say, typed
+from rowhaul.cli.console import bytes_text, console, facts_table, say, typed, unwritten_output_lost
 from rowhaul.cli.json_output import AS_JSON, print_json
 from rowhaul.cli.monitoring import (
     EXPLAIN,
@@ -270,7 +270,8 @@ def train_with_progress(
     print_stacks_on_request()
     interruptible = exit_when_interrupted("nothing was saved since the last checkpoint")
     watched = monitored(config.monitoring, out)
-    with interruptible, StopOnSignal() as should_stop, watched as monitor, shown as listener:
+    lossy = unwritten_output_lost("training goes on without it")
+    with lossy, interruptible, StopOnSignal() as should_stop, watched as monitor, shown as listener:
         counting = listener.counting if listener is not None else None  # only rank 0 counts
         decide = partial(fit, progress=counting) if fit is not None else None
         train = partial(train_on_cluster, fit=decide) if is_launched() else train_run
