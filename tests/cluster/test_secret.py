@@ -24,6 +24,11 @@ def test_the_file_comes_before_the_environment(file):
     assert load_secret(None, {}) is None
 
 
+def test_the_home_folder_is_known_where_no_shell_was(file, monkeypatch):
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert load_secret(f"~/{file.name}", {}) == SECRET.encode()
+
+
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o601])
 def test_a_file_open_to_all_is_refused_with_the_command_that_closes_it(file, mode):
     file.chmod(mode)

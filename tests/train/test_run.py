@@ -17,7 +17,7 @@ from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError, DataError
 from rowhaul.export.export import export
 from rowhaul.monitoring.settings import MonitoringConfig
-from rowhaul.train import TrainConfig, load_trained, train_run
+from rowhaul.train import ClusterConfig, TrainConfig, load_trained, train_run
 from rowhaul.train.checkpoint_pace import Pace, pace_of
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
 from rowhaul.train.run_folder import CONFIG_FILE, begin_folder, is_empty
@@ -342,11 +342,13 @@ def test_paths_of_a_run_lead_there_from_any_directory(tmp_path, log_schema, log_
     places = [("saved", "run", tmp_path), ("~/saved", "~/run", tmp_path / "home")]
     for checkpoints, out, folder in places:
         begun = replace(CONFIG, checkpoints=checkpoints, monitoring=MonitoringConfig(log_folder="logs"))
+        begun = replace(begun, cluster=ClusterConfig(secret_file="secret"))
         train_run(begun, log_schema, log_folder, out=out, should_stop=stop_after(2))
         monkeypatch.chdir(tmp_path / "elsewhere")
         assert load_trained(folder / "run").step == 2
         kept = TrainConfig.read(folder / "run" / CONFIG_FILE)
         assert kept.monitoring.log_folder == str(tmp_path / "logs")
+        assert kept.cluster.secret_file == str(tmp_path / "secret")
         resumed = train_run(
             kept, log_schema, log_folder, out=folder / "run", resume=True, should_stop=stop_after(2)
         )

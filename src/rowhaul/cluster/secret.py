@@ -25,6 +25,7 @@ def load_secret(path: str | None, environment: Mapping[str, str] = os.environ) -
     White space around it does not count.
     """
     if path:
+        path = os.path.expanduser(path)  # no shell has, in a file of settings
         return _checked(_read(path), f"the secret in {path}")
     if VARIABLE in environment:
         return _checked(environment[VARIABLE].encode(errors="surrogateescape"), f"the secret in {VARIABLE}")

@@ -283,9 +283,10 @@ def begin_folder(folder: Path, config: TrainConfig, schema: Schema, data: Any, e
 
 
 def _from_anywhere(config: TrainConfig) -> TrainConfig:
-    """Settings whose paths, of what a resumed run goes on writing, lead there from any directory."""
+    """Settings whose paths lead there from any directory that the run is resumed in."""
     return replace(
         config,
+        cluster=replace(config.cluster, secret_file=absolute(config.cluster.secret_file)),
         checkpoints=absolute(config.checkpoints),
         publish=replace(config.publish, to=absolute(config.publish.to)),
         monitoring=replace(config.monitoring, log_folder=absolute(config.monitoring.log_folder)),
