@@ -223,6 +223,12 @@ def test_sentences_do_not_depend_on_a_page(tmp_path):
     assert missing(run) == []
 
 
+def test_one_worker_is_not_called_several(tmp_path):
+    run = read_run(write_run(tmp_path / "run"))
+    run.detail["num_workers"], run.detail["roles"] = 1, ["worker 0", "store 0"]
+    assert sentences(run)[0].startswith("dlrm trained on 1 worker and 1 store, 30 steps")
+
+
 def test_the_first_interval_is_drawn_from_its_beginning(tmp_path):
     figure = plots.composition(read_run(write_run(tmp_path / "run")))
     (axis,) = figure.axes

@@ -48,8 +48,9 @@ def _what(run: RunRecord) -> str:
     lines, model = run.lines("train"), run.config.get("model", {}).get("name", "a model")
     where = "in one process"
     if run.findings is not None:
-        stores = len(run.findings.roles) - run.findings.num_workers
-        where = f"on {run.findings.num_workers} workers" + (
+        workers = run.findings.num_workers
+        stores = len(run.findings.roles) - workers
+        where = f"on {workers} worker{'s' * (workers > 1)}" + (
             f" and {stores} store{'s' * (stores > 1)}" if stores else ""
         )
     elif run.is_cluster:
