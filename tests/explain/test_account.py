@@ -9,7 +9,7 @@ from rowhaul.explain.advice import advise, one_machine_text
 from rowhaul.explain.explain_file import ExplainFile, read_lines
 from rowhaul.explain.findings import PARTS, Findings
 from rowhaul.explain.rank_report import RankReport, clock_shift
-from rowhaul.explain.summary import summarise
+from rowhaul.explain.summary import summarise, waits_text
 from rowhaul.schedule import Topology
 
 
@@ -183,7 +183,9 @@ def test_a_worker_left_out_still_sends_the_rows_that_it_stores():
 def test_a_run_without_iterations_has_a_summary():
     account = Account(facts())
     account.reports = [RankReport(0) for _ in range(5)]
-    assert summarise(account.detail(0))
+    ((step, text),) = summarise(account.detail(0))
+    assert (step, text.startswith("nothing is measured yet")) == ("step 0", True)
+    assert waits_text(Findings(account.detail(0))) == ""
     assert advise(Findings(account.detail(0))) == []
     assert account.timeline(0) is None
 

@@ -18,6 +18,9 @@ def summarise(detail: Line) -> Facts:
     if "num_workers" not in detail:
         return summarise_alone(detail)
     found = Findings(detail)
+    if not found.iteration_seconds:
+        nothing = "nothing is measured yet: the first iterations, which may compile kernels, do not count"
+        return [(f"step {detail['step']:,}", nothing)]
     facts = [
         (f"step {detail['step']:,}", time_text(found)),
         ("moved", moved_text(found)),
@@ -80,7 +83,8 @@ def advice_texts(found: Findings, most: int) -> list[str]:
 def waits_text(found: Findings) -> str:
     """Name the ranks whose rows the others wait for, the most first."""
     ranks = sorted(range(len(found.roles)), key=lambda rank: -found.waited_for(rank))
-    worst = [one for one in ranks if found.waited_for(one) >= _LEAST_SHARE * found.iteration_seconds][:3]
+    least = _LEAST_SHARE * found.iteration_seconds
+    worst = [one for one in ranks if 0 < found.waited_for(one) >= least][:3]
     return ", ".join(
         f"{found.roles[one]}: {seconds_text(found.waited_for(one))} an iteration" for one in worst
     )
