@@ -1,5 +1,7 @@
 """Facts that ranks compare before they train."""
 
+import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -8,11 +10,17 @@ from types import SimpleNamespace
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
-from checkpointed_ranks import on_threads
+from checkpointed_ranks import ThreadCluster, on_threads
 from rowhaul.cluster import waiting
-from rowhaul.cluster.checks import check_same, version_facts
+from rowhaul.cluster.checks import check_same, gather_texts, version_facts
+from rowhaul.cluster.heartbeat import Heartbeat
+from rowhaul.cluster.place import Place
+from rowhaul.cluster.store_client import StoreClient
+from rowhaul.cluster.store_server import StoreServer
+from rowhaul.cluster.watchdog.settings import Settings
 from rowhaul.errors import ClusterError
 from rowhaul.schedule import Topology
+from rowhaul.transport.in_process import InProcessNetwork
 
 
 def compared(*facts, num_workers=2):
@@ -51,3 +59,18 @@ def test_stores_may_have_another_cpu_than_workers():
     (capability,) = (name for name in worker if "ATEN_CPU_CAPABILITY" in name)
     assert store == {**worker, capability: None}
     assert {"version of numba", "version of llvmlite"} <= worker.keys()
+
+
+@pytest.mark.parametrize(("launched", "keeper"), [(True, "its launcher"), (False, "rank 0")])
+def test_a_store_that_is_gone_is_named_where_no_rank_is_known_to_be_lost(launched, keeper):
+    server = StoreServer([socket.create_server(("127.0.0.1", 0))], None)
+    store = StoreClient(socket.create_connection(("127.0.0.1", server.port)), None, 20.0)
+    cluster = ThreadCluster(1, Topology(1), InProcessNetwork(2), store)
+    cluster.place = Place(1, 2, "127.0.0.1", 1, launcher_keeps_store=launched)
+    beat = Settings(1, os.getpid(), "run", cluster.roles, ("", ""), "127.0.0.1", interval=0.01, num_missed=1)
+    cluster.heartbeat = Heartbeat(beat, cluster.failure)
+    server.close()
+    with pytest.raises(
+        ClusterError, match=f"'save': the connection to the rendezvous store .*: {keeper}, wh"
+    ):
+        gather_texts(cluster, "save", "text")

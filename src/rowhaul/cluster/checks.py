@@ -23,7 +23,7 @@ from torch.distributed import DistError, DistStoreError
 from rowhaul import __version__
 from rowhaul._machine import compiler_versions, cpu_capability
 from rowhaul.cluster.cluster import Cluster
-from rowhaul.cluster.rendezvous import Store
+from rowhaul.cluster.rendezvous import Store, first_line
 from rowhaul.cluster.waiting import ranks_text, until, within
 from rowhaul.errors import ClusterError
 
@@ -70,7 +70,16 @@ def gather_texts(
         raise ClusterError(f"{what!r}: the rendezvous store has not answered for {patience:g} s") from None
     except DistError as error:
         explained = cluster.heartbeat.explain(error)
-        raise explained from (error if explained is not error else None)
+        raise (_store_lost(cluster, what, error) if explained is error else explained) from error
+
+
+def _store_lost(cluster: Cluster, what: str, error: DistError) -> ClusterError:
+    """Return the error for a broken connection to the store that no lost rank explains."""
+    keeper = "its launcher" if cluster.place.launcher_keeps_store else "rank 0"
+    return ClusterError(
+        f"{what!r}: the connection to the rendezvous store has broken ({first_line(error)}): {keeper}, which "
+        "hosts it, has ended or cannot be reached; see its output, and resume from the last checkpoint"
+    )
 
 
 def _meet(
