@@ -1,6 +1,7 @@
 """Heartbeats of three ranks in one process, each with a real watchdog, ten times as fast as real ones."""
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 
 import pytest
+from torch.distributed import HashStore
 
 from rowhaul._activity import Activity, Page
 from rowhaul._ports import free_port
@@ -244,6 +246,16 @@ def test_a_rank_that_had_to_make_way_tries_again(rank_1):
             demand(connection, None, 60, PURPOSE)
             assert b'"rank": 1' in connection.recv(100)
             assert rank_1[1].error is None
+
+
+def test_a_rank_waits_for_the_watchdog_of_rank_0_as_long_as_rank_0_does(rank_1):
+    store = HashStore()
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(60)
+        threading.Timer(1.0, lambda: store.set("watchdog", json.dumps(hub.getsockname()))).start()
+        rank_1[0].meet(store, 0.1)  # seconds that ranks may begin apart
+        with hub.accept()[0] as connection:
+            demand(connection, None, 60, PURPOSE)
 
 
 def test_a_hub_that_is_gone_is_lost_at_once(rank_1):

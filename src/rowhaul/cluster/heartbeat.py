@@ -108,11 +108,15 @@ class Heartbeat:
         self._send({"connect": [host, port]})
 
     def meet(self, store: Store, seconds: float) -> None:
-        """Begin to beat at the hub of rank 0, which announces it in the store; all ranks call this."""
+        """Begin to beat at the hub of rank 0, which announces it in the store; all ranks call this.
+
+        Rank 0 may come some seconds later than others, and its watchdog may take as long as any to start.
+        """
+        patience = seconds + _STARTING_SECONDS
         if self._settings.rank == 0:
             store.set(_HUB, json.dumps([self._settings.listen, self.port()]))
-        elif not until(lambda: bool(store.check([_HUB])), seconds, self._failure.check):
-            reason = f"has not announced its watchdog within {seconds:g} s: has it ended?"
+        elif not until(lambda: bool(store.check([_HUB])), patience, self._failure.check):
+            reason = f"has not announced its watchdog within {patience:g} s: has it ended?"
             raise RankLostError(0, self._settings.roles[0], reason)
         self.connect(*json.loads(store.get(_HUB)))
 
