@@ -18,6 +18,9 @@ from rowhaul.cluster.watchdog.stalls import Stall, Stalls
 from rowhaul.errors import SecretError
 
 _MOST_UNPROVED = 64  # connections; the oldest makes way for the next
+_MOST_ASKED = (
+    8  # ranks for their stacks, which go to all ranks; more than may wait to be sent ends connections
+)
 
 Later = Callable[[Callable[[], None]], None]
 """Runs a call in the loop of the process, from any thread."""
@@ -173,7 +176,7 @@ class Hub:
             self._broadcast(event)
         elif stall.notice:
             self._broadcast({"notice": stall.notice})
-            for rank in stall.culprits if self._settings.stacks else ():
+            for rank in stall.culprits[:_MOST_ASKED] if self._settings.stacks else ():
                 self._lines[rank].send({"want_stacks": True})
 
     def _broadcast(self, message: Message) -> None:

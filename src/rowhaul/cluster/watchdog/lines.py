@@ -20,6 +20,11 @@ class Lines:
         self.is_closed = False
         self._received, self._to_send = bytearray(), bytearray()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits to be sent: the other end reads slowly, or not at all just now."""
+        return bool(self._to_send)
+
     def fileno(self) -> int:
         """Return the socket's descriptor, for a selector."""
         return self.connection.fileno()
@@ -42,19 +47,24 @@ class Lines:
         return not self._to_send or self.is_closed
 
     def receive(self) -> list[Message]:
-        """Return the messages that have arrived."""
+        """Return the messages that have arrived; of very many some are left for the next call."""
+        lines: list[bytearray] = []
+        num_read = 0
         try:
-            while part := self.connection.recv(1 << 16):
-                self._received += part
+            while num_read < 2 * _MOST_BYTES:
+                part = self.connection.recv(1 << 16)
+                if not part:
+                    self.is_closed = True
+                    break
+                num_read += len(part)
+                *whole, self._received = (self._received + part).split(b"\n")
+                lines += whole
                 if len(self._received) > 2 * _MOST_BYTES:
                     raise ConnectionError("the message is too long")
-            self.is_closed = True
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
             self.is_closed = True
-        *lines, rest = self._received.split(b"\n")
-        self._received = bytearray(rest)
         try:
             messages = [json.loads(line) for line in lines]
         except (ValueError, RecursionError):  # nested too deep
