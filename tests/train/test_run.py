@@ -389,3 +389,24 @@ def test_a_run_without_a_checkpoint_yet_starts_anew_and_says_so(tmp_path, log_sc
     notes = [line["text"] for line in lines if line["kind"] == "note"]
     assert notes == ["no checkpoint was saved yet: starting anew"]
     assert [line["step"] for line in lines if line["kind"] == "checkpoint"] == [7, 8]
+
+
+def test_what_is_measured_may_change_when_a_run_resumes(tmp_path, log_schema, log_folder):
+    grouped, held_out = replace(log_schema, group="user"), log_folder / "test"
+    begun = {"out": tmp_path / "r", "eval_data": held_out}
+    config = replace(CONFIG, rates=RateSchedule(), max_steps=3)
+    train_run(config, grouped, log_folder, **begun)
+    config = replace(config, max_steps=6, metrics=["hr@3"])
+    resumed = train_run(config, grouped, log_folder, resume=True, **begun)
+    straight = train_run(config, grouped, log_folder, eval_data=held_out)
+    assert set(resumed.metrics.in_groups) == {"hr@3"}
+    assert resumed.metrics == straight.metrics
+
+
+def test_metrics_within_groups_need_a_group_also_when_a_run_resumes(
+    finished, tmp_path, log_schema, log_folder
+):
+    shutil.copytree(finished, tmp_path / "run")
+    config = replace(CONFIG, max_steps=8, metrics=["gauc"])
+    with pytest.raises(ConfigError, match="metrics is gauc, which is measured within groups"):
+        train_run(config, log_schema, log_folder, out=tmp_path / "run", resume=True)

@@ -33,6 +33,7 @@ from rowhaul.explain.explain_file import EXPLAIN_FILE
 from rowhaul.export.manifest import MANIFEST_FILE as EXPORT_FILE
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.log import BOARD, METRICS_FILE, last_saved_step
+from rowhaul.train.ranking import check_grouped
 from rowhaul.train.run_data import CONTENTS_FILE, DATA_FILE, remember_data, remembered_data
 from rowhaul.train.run_lock import LOCK_FILE
 from rowhaul.train.run_stream import SET_ASIDE_FILE
@@ -60,6 +61,7 @@ _NAMED = 5  # files that an error lists
 _CONFIG, _SCHEMA = "run_config", "run_schema"  # facts of a checkpoint
 # Settings that may differ when a run resumes: they change what it reports or where, not what it learns.
 _MAY_CHANGE = (
+    "metrics",
     "eval_every",
     "patience",
     "checkpoint_every",
@@ -216,6 +218,8 @@ def _check_same(
             )
     if schema_before.as_parquet() != schema.as_parquet():
         raise ConfigError(f"{where} was trained with another schema; resume on the same data")
+    if before.metrics != config.metrics:  # others are kept as they are: runs of earlier versions go on
+        check_grouped(config.metrics, schema)
 
 
 def run_facts(config: TrainConfig, schema: Schema) -> dict[str, Any]:
