@@ -21,6 +21,7 @@ from rowhaul.train import ClusterConfig, TrainConfig, load_trained, train_run
 from rowhaul.train.checkpoint_pace import Pace, pace_of
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
 from rowhaul.train.run_folder import CONFIG_FILE, begin_folder, is_empty
+from rowhaul.train.session import Listener
 from save_threads import wait_for_saves
 from slow_cases import mostly_slow
 
@@ -410,3 +411,26 @@ def test_metrics_within_groups_need_a_group_also_when_a_run_resumes(
     config = replace(CONFIG, max_steps=8, metrics=["gauc"])
     with pytest.raises(ConfigError, match="metrics is gauc, which is measured within groups"):
         train_run(config, log_schema, log_folder, out=tmp_path / "run", resume=True)
+
+
+class Expecting(Listener):
+    """Notes how many samples are expected, and how many were trained."""
+
+    def started(self, samples, total_samples):
+        self.expected = total_samples
+
+    def stepped(self, samples, loss):
+        self.trained = samples
+
+
+@pytest.mark.parametrize(("batch_size", "max_steps"), [(700, 0), (700, 9), (700, 11), (700, 99), (7000, 2)])
+def test_short_batches_at_the_end_of_epochs_are_expected(
+    batch_size, max_steps, tmp_path, log_schema, log_folder
+):
+    config = replace(CONFIG, batch_size=batch_size, epochs=3, max_steps=max_steps, checkpoint_every=0)
+    straight, resumed = Expecting(), Expecting()
+    train_run(config, log_schema, log_folder, listener=straight)
+    assert straight.expected == straight.trained
+    train_run(config, log_schema, log_folder, out=tmp_path / "r", should_stop=stop_after(1))
+    train_run(config, log_schema, log_folder, out=tmp_path / "r", resume=True, listener=resumed)
+    assert resumed.expected == straight.expected

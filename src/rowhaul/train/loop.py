@@ -49,11 +49,8 @@ class _Loop:
     def run(self, notes: Sequence[str]) -> RunResult:
         session, trainer, config = self._session, self._trainer, self._config
         total, metrics = trainer.total_steps, None
-        last = trainer.samples + (total - trainer.step) * config.batch_size
         has_end = total < UNKNOWN_END
-        if not isinstance(session.stream, LiveStream):
-            last = min(last, config.epochs * session.stream.num_samples)
-        known_last, known_total = (last, total) if has_end else (0, 0)
+        known_last, known_total = (self._last_sample(), total) if has_end else (0, 0)
         if self._listener:
             self._listener.started(trainer.samples, known_last)
         self._log.monitor.started(trainer.step, trainer.samples, known_total, known_last)
@@ -118,6 +115,18 @@ class _Loop:
             stream_ended=session.finished and isinstance(session.stream, LiveStream),
             ended_early=self._patience.is_over,
         )
+
+    def _last_sample(self) -> int:
+        """Return how many samples are trained after the last step: an epoch may end with a shorter batch."""
+        trainer, size, epoch = self._trainer, self._config.batch_size, self._session.stream.num_samples
+        steps, begun = max(trainer.total_steps - trainer.step, 0), trainer.samples
+        if not epoch:  # a stream has none
+            return begun + steps * size
+        in_this_epoch = -(-(epoch - begun % epoch) // size)
+        if steps < in_this_epoch:
+            return begun + steps * size
+        epochs, rest = divmod(steps - in_this_epoch, -(-epoch // size))
+        return (begun // epoch + 1 + epochs) * epoch + rest * size
 
     def _check_trained(self, interrupted: bool) -> None:
         """Refuse to save a model that has seen nothing, as one of an empty file is refused."""
