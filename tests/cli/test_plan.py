@@ -55,6 +55,34 @@ def test_json_has_all_numbers_and_fast_links_pay(plan):
     assert hot["machine_bytes"] > plain["machine_bytes"]  # every machine holds the replicated rows, too
 
 
+def test_a_configuration_says_how_many_rows_are_hot_and_who_trains_what(plan, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("cluster: {hot_rows: 20, dispatcher: laia}\n")
+    two = ("--links", "1gbit", "--machines", "2", "--json")
+
+    def ways(*more):
+        code, out, err = plan(file, *two, *more)
+        assert code == 0, err
+        return {(one["dispatcher"], one["hot_rows"]): one for one in json.loads(out)["predictions"]}
+
+    found = ways()
+    assert set(found) == {("", 0)} | {
+        (name, rows) for name in ("round-robin", "joint", "laia") for rows in (0, 20)
+    }
+    assert found["laia", 20]["machine_bytes"] > found["laia", 0]["machine_bytes"]
+    assert set(ways("--dispatchers", "joint", "--hot-rows", "0")) == {("", 0), ("joint", 0)}
+    assert set(ways("--dispatchers", "joint", "--sync", "static")) == {("", 0), ("joint", 20)}
+    assert set(ways("--dispatchers", "joint", "--sync", "static", "--hot-rows", "5")) == {
+        ("", 0),
+        ("joint", 5),
+    }
+
+
+def test_hot_rows_that_only_training_can_choose_are_refused(plan):
+    code, _, err = plan("--links", "1gbit", "--set", "cluster.hot_rows=auto")
+    assert (code, "a prediction needs a number: give --hot-rows 10000, or 0 for none" in err) == (2, True)
+
+
 @pytest.mark.slow
 def test_pruned_rows_are_compared_with_whole_ones(plan):
     prune = ("--prune", "50%", "--set", "prune.chunks=2")

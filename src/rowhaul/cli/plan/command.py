@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from rowhaul.data.schema import Schema
     from rowhaul.simulate.links import Link
     from rowhaul.train import TrainConfig
+    from rowhaul.train.cluster_config import ClusterConfig
 
+COMPARED = ("round-robin", "joint")  # dispatchers, unless others are named
+STATIC = "static"  # the way to synchronise that needs hot rows
 _INTERRUPTED = "nothing was written; fewer --machines, --dispatchers or --batches take less time"
 
 
@@ -34,8 +37,13 @@ def plan(
         None,
         help="Numbers of machines to compare, e.g. 1,2,4,8; default: 1, 2, 4, ... up to the number of links.",
     ),
-    dispatchers: str = typer.Option("round-robin,joint", help="Dispatchers to compare, comma-separated."),
-    hot_rows: int = typer.Option(0, min=0, help="Compare with this many rows replicated everywhere, too."),
+    dispatchers: str | None = typer.Option(
+        None,
+        help="Dispatchers to compare, comma-separated; default: round-robin, joint and the configuration's.",
+    ),
+    hot_rows: int | None = typer.Option(
+        None, min=0, help="Compare with this many rows replicated everywhere, too; default: cluster.hot_rows."
+    ),
     batches: int = typer.Option(60, help="Batches of the data to predict from, the first ones."),
     compute: str | None = typer.Option(
         None, help="Time of a sample, such as 12us, instead of measuring this machine."
@@ -54,8 +62,9 @@ def plan(
     or run it under torchrun with --links measure. Trains briefly on this machine to time it.
     """
     _refuse_cluster_flags(options)
-    config = options.read_config()
-    names = _dispatchers(dispatchers)
+    config = options.read_config(**({} if hot_rows is None else {"hot": str(hot_rows)}))
+    names = _dispatchers(dispatchers, config.cluster)
+    config, hot_rows = _without_hot_rows(config)
     _check(config, batches, out, memory, compute)
     with exit_when_interrupted(_INTERRUPTED):
         links = _links(config, machines)
@@ -176,7 +185,8 @@ class _Task:
             if count > 1
             for name in dispatchers
             for trace in traces
-            for rows in (None, *(hot if trace is plain else []))  # pruned rows are never replicated
+            # Pruned rows are never replicated; with static there is nothing else to compare with.
+            for rows in (*([] if self._is_static else [None]), *(hot if trace is plain else []))
         ]
         found = [predict_alone(trace, costs) for trace in traces]
         with counting_bar() as bar:
@@ -210,16 +220,43 @@ class _Task:
                     config.cluster, workers=count, colocated=True, peer_to_peer=True, links="equal"
                 )
             run, _ = describe_run(replace(config, cluster=cluster), self.schema, self.data, found, count)
-            needed[count, pruned, False] = run.estimate().needed
+            if count == 1 or not self._is_static:
+                needed[count, pruned, False] = run.estimate().needed
             if count > 1 and hot_rows:
                 hot = replace(run.config, cluster=replace(cluster, hot_rows=hot_rows))
                 needed[count, pruned, True] = replace(run, config=hot).estimate().needed
         return needed
 
+    @property
+    def _is_static(self) -> bool:
+        """Whether there are hot rows in any case."""
+        return self.config.cluster.sync == STATIC
 
-def _dispatchers(text: str) -> list[str]:
+
+def _without_hot_rows(config: TrainConfig) -> tuple[TrainConfig, int]:
+    """Return the settings to compare with, and how many rows to replicate; only static has none without."""
+    cluster = config.cluster
+    if cluster.hot_is_auto:
+        raise ConfigError(
+            "cluster.hot_rows is auto, which is decided from what machines take while they train; a "
+            "prediction needs a number: give --hot-rows 10000, or 0 for none"
+        )
+    if cluster.sync != STATIC:
+        config = replace(config, cluster=replace(cluster, hot_rows=0))
+    elif config.prune.is_used:
+        raise ConfigError(
+            "cluster.sync is static, which keeps hot rows on every worker, but pruned rows are never "
+            "replicated; leave out one of them"
+        )
+    return config, cluster.num_hot_rows
+
+
+def _dispatchers(text: str | None, cluster: ClusterConfig) -> list[str]:
     from rowhaul.schedule.dispatch import make_dispatcher
+    from rowhaul.train.cluster_config import AUTO
 
+    if text is None:
+        return list(dict.fromkeys([*COMPARED, *({cluster.dispatcher} - {AUTO})]))
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise ConfigError("--dispatchers names none; try round-robin,joint")
