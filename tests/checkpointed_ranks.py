@@ -28,7 +28,7 @@ from rowhaul.train.distributed.setup import distribute
 from rowhaul.train.distributed.tables import layout_of
 from rowhaul.train.run_folder import CHECKPOINTS, CONFIG_FILE
 from rowhaul.train.trainer import Trainer, per_sample_loss, rate_factor
-from rowhaul.transport.in_process import InProcessNetwork
+from rowhaul.transport.in_process import WAIT_SECONDS, InProcessNetwork
 
 STEPS = 12
 CONFIG = TrainConfig(
@@ -245,7 +245,7 @@ class ThreadCluster:
 
 def on_threads(topology: Topology, work: Callable[[ThreadCluster], Any]) -> list[Any]:
     """What the work of each rank returns; the first error of any, with those of all as a note."""
-    network, store = InProcessNetwork(topology.num_ranks, timeout_seconds=60), HashStore()
+    network, store = InProcessNetwork(topology.num_ranks), HashStore()
     clusters = [ThreadCluster(rank, topology, network, store) for rank in range(topology.num_ranks)]
     results: list[Any] = [None] * topology.num_ranks
     errors: dict[int, Exception] = {}
@@ -263,7 +263,7 @@ def on_threads(topology: Topology, work: Callable[[ThreadCluster], Any]) -> list
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join(1.25 * WAIT_SECONDS)
     assert not any(thread.is_alive() for thread in threads), "ranks hang"
     if errors:
         first = next(iter(errors.values()))

@@ -27,7 +27,7 @@ class RedisServer:
         options = ["--port", self.port, "--dir", self._folder, "--save", "", "--bind", "127.0.0.1"]
         options += ["--appendonly", "yes", "--appendfsync", "always", "--logfile", "redis.log"]
         self._process = subprocess.Popen(["redis-server", *map(str, options)])
-        end = time.monotonic() + 30
+        end = time.monotonic() + 200
         while not self._answers():
             assert time.monotonic() < end, "redis-server does not answer"
             time.sleep(0.02)

@@ -59,7 +59,7 @@ class RankProcess:
         for reader in self._readers:
             reader.start()
 
-    def wait_for(self, name, seconds=80):
+    def wait_for(self, name, seconds=200):
         """The value of the first report that has a name."""
         with self._changed:
             self._changed.wait_for(lambda: self._find(name) or self.process.poll() is not None, seconds)
@@ -67,11 +67,11 @@ class RankProcess:
         assert values, f"rank {self.rank} did not report {name}: {''.join(self.errors)}"
         return values[0]
 
-    def wait(self, seconds=60):
+    def wait(self, seconds=200):
         """The reports as one dictionary, and the exit code."""
         code = self.process.wait(seconds)
         for reader in self._readers:
-            reader.join(10)
+            reader.join(60)
         return {name: value for report in self.reports for name, value in report.items()} | {"code": code}
 
     def end(self):
@@ -79,7 +79,7 @@ class RankProcess:
             self.process.kill()
         self.process.wait()
         for reader in self._readers:
-            reader.join(10)
+            reader.join(60)
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.stderr.close()

@@ -53,7 +53,7 @@ def runs(pid):
         return False
 
 
-def wait_until(condition, seconds=60):
+def wait_until(condition, seconds=200):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -301,7 +301,7 @@ def test_ctrl_z_stops_the_ranks_too_until_the_launcher_goes_on(tmp_path):
             launcher.send_signal(signal.SIGCONT)
             wait_until(lambda: stopped(launcher) == (0, 7))
         (tmp_path / "go").touch()
-        assert launcher.wait(60) == 0
+        assert launcher.wait(200) == 0
 
 
 def test_a_launcher_that_is_killed_while_it_is_stopped_leaves_nothing_behind(tmp_path):
@@ -337,7 +337,7 @@ def test_the_time_for_which_ctrl_z_stops_a_rank_and_the_store_does_not_count(tmp
         wait_until(lambda: stopped(launcher) == (4, 4))
         time.sleep(6)
         launcher.send_signal(signal.SIGCONT)
-        assert launcher.wait(60) == 0
+        assert launcher.wait(200) == 0
     told = [path.read_text() for path in tmp_path.glob("told-?")]
     assert told == ["waited 4 s for never"] * 3
 

@@ -100,5 +100,5 @@ def test_ranks_that_divide_the_roles_differently_are_told(server):
 
 
 def test_ranks_that_wait_for_different_numbers_are_told(server):
-    outcomes = attend(server, member(0), member(1, Topology(3, 1)), seconds=1.0)
+    outcomes = attend(server, member(0), member(1, Topology(3, 1)), seconds=5.0)
     assert "rank 0 waits for 3 ranks and rank 1 for 4" in outcomes[1]

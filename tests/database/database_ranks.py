@@ -9,10 +9,10 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from rowhaul.database import DistributedEmbeddingDatabase
-from rowhaul.transport.in_process import InProcessNetwork
+from rowhaul.transport.in_process import WAIT_SECONDS, InProcessNetwork
 
 
-def run_ranks(num_ranks, body, *arguments, tables, delay=None, timeout_seconds=30.0, **settings):
+def run_ranks(num_ranks, body, *arguments, tables, delay=None, timeout_seconds=WAIT_SECONDS, **settings):
     """What ``body(db, *arguments)`` returns on each rank."""
     network = InProcessNetwork(num_ranks, delay=delay, timeout_seconds=timeout_seconds)
 
@@ -27,7 +27,7 @@ def run_ranks(num_ranks, body, *arguments, tables, delay=None, timeout_seconds=3
 
     with ThreadPoolExecutor(num_ranks) as pool:
         futures = [pool.submit(run, rank) for rank in range(num_ranks)]
-        errors = [future.exception(timeout=100) for future in futures]
+        errors = [future.exception(timeout=1.25 * WAIT_SECONDS) for future in futures]
     for error in errors:
         if error is not None:
             raise error

@@ -37,7 +37,7 @@ from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule import HotRows, IdBatch, Plan, Scheduler
 from rowhaul.train.distributed.tables import layout_of, only_collection, tables_of_features
 from rowhaul.train.distributed.training import DistributedTraining
-from rowhaul.transport.in_process import InProcessNetwork
+from rowhaul.transport.in_process import WAIT_SECONDS, InProcessNetwork
 
 
 @dataclass
@@ -117,14 +117,14 @@ def run_cluster(
         RankErrorsError: with what every rank raised, once all of them have ended.
     """
     num_workers, num_ranks = case.settings.topology.num_workers, case.settings.topology.num_ranks
-    network = InProcessNetwork(num_ranks, delay=lambda: delay(NETWORK, "network"), timeout_seconds=60)
+    network = InProcessNetwork(num_ranks, delay=lambda: delay(NETWORK, "network"))
     make = kind or Rank
     ranks = [make(case, rank, network, delay, train, should_stop, should_save) for rank in range(num_ranks)]
     threads = [threading.Thread(target=one.run, daemon=True) for one in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(90)
+        thread.join(1.25 * WAIT_SECONDS)
     assert not any(thread.is_alive() for thread in threads), "ranks hang"
     errors = [one.error for one in ranks]
     if any(errors):

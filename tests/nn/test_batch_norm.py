@@ -33,7 +33,7 @@ def single_threaded() -> Iterator[None]:
 
 def on_workers(num_workers: int, body: Callable[[int, Callable[[Tensor], None]], Any]) -> list[Any]:
     """Results of all workers, each a thread with its reducer."""
-    network = InProcessNetwork(num_workers, timeout_seconds=20)
+    network = InProcessNetwork(num_workers)
 
     def work(rank: int) -> Any:
         try:

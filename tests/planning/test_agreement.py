@@ -23,7 +23,7 @@ def plans():
 
 def together(calls):
     """What `agree` gives, or raises, on each rank."""
-    network = InProcessNetwork(len(calls), timeout_seconds=30)
+    network = InProcessNetwork(len(calls))
 
     def one_rank(rank):
         collective = network.collective(rank)
@@ -110,7 +110,7 @@ def test_ranks_without_more_data_are_named(plans):
 
 
 def test_a_rank_that_gathers_something_else_is_named(plans):
-    network = InProcessNetwork(2, timeout_seconds=30)
+    network = InProcessNetwork(2)
     elsewhere = network.collective(1)
     with ThreadPoolExecutor(1) as threads:
         gathered = threads.submit(elsewhere.all_gather, np.zeros(80, np.uint8))
@@ -139,7 +139,7 @@ def test_records_of_rank_0_reach_all_numbered_and_in_force_two_iterations_later(
 
 def test_agreed_records_are_in_force_in_the_iteration_they_say():
     """Two hosts with a planner each, paced as training paces them: planned to k + 1 when k is agreed on."""
-    network = InProcessNetwork(2, timeout_seconds=30)
+    network = InProcessNetwork(2)
     box = Postbox()
 
     def host(rank):

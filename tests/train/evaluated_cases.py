@@ -22,7 +22,7 @@ from rowhaul.schedule import CacheSettings, HotRows, ScheduleSettings, Topology
 from rowhaul.train.distributed.evaluation import evaluate, score
 from rowhaul.train.distributed.tables import only_collection
 from rowhaul.train.metrics import BinaryMetrics, MetricValues
-from rowhaul.transport.in_process import InProcessNetwork
+from rowhaul.transport.in_process import WAIT_SECONDS, InProcessNetwork
 
 TABLES = (
     EmbeddingBagConfig(embedding_dim=3, name="a", feature_names=["f0", "f1"]),
@@ -98,7 +98,7 @@ class EvaluatingRank(Rank):
 def run(case, between=lambda rank: None, on_unknown="init", delay=None):
     """Train a case on threads; every rank calls ``between`` after each segment. Returns the ranks."""
     num_ranks = case.settings.topology.num_ranks
-    network = InProcessNetwork(num_ranks, delay=delay, timeout_seconds=60)
+    network = InProcessNetwork(num_ranks, delay=delay)
     ranks = []
     for number in range(num_ranks):
         rank = EvaluatingRank(
@@ -117,7 +117,7 @@ def run(case, between=lambda rank: None, on_unknown="init", delay=None):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(80)
+        thread.join(1.25 * WAIT_SECONDS)
     assert not any(thread.is_alive() for thread in threads), "ranks hang"
     for rank in ranks:
         if rank.error is not None:

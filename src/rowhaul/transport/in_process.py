@@ -24,6 +24,7 @@ from rowhaul.transport.base import Bytes, Groups, LinkError, Membership, Wire, c
 from rowhaul.transport.sums.exchange import bucket_ends
 
 BUCKETS = 3  # of every sum
+WAIT_SECONDS = 400.0  # a rank may have to compile kernels first: minutes on a busy machine
 
 
 class InProcessNetwork:
@@ -39,7 +40,7 @@ class InProcessNetwork:
     """
 
     def __init__(
-        self, num_ranks: int, *, delay: Callable[[], None] | None = None, timeout_seconds: float = 60.0
+        self, num_ranks: int, *, delay: Callable[[], None] | None = None, timeout_seconds: float = WAIT_SECONDS
     ) -> None:
         self.num_ranks = num_ranks
         self.timeout_seconds = timeout_seconds
