@@ -225,10 +225,13 @@ def test_data_without_a_schema(rowhaul, log_folder, tmp_path):
     code, _, err = rowhaul("train", "--data", tmp_path / "plain.parquet")
     assert code == 2
     assert "no schema.yaml" in err
-    code, _, _ = rowhaul(
-        "train", "--data", tmp_path / "plain.parquet", "--features", "user,item", "--label", "click", *SMALL
-    )
-    assert code == 0
+    train = ("train", "--data", tmp_path / "plain.parquet", "--label", "click", *SMALL, "--features")
+    for names in ("user,item", "user, item"):
+        code, _, err = rowhaul(*train, names)
+        assert code == 0, err
+    for names in ("user,", "", "user,,item"):
+        code, _, err = rowhaul(*train, names)
+        assert (code, f"--features {names!r} has an empty name" in " ".join(err.split())) == (2, True)
 
 
 @pytest.mark.slow

@@ -41,6 +41,16 @@ def refuse_urls(arguments: Sequence[str]) -> None:
             )
 
 
+def feature_names(given: str) -> list[str]:
+    """Return the id columns that a comma-separated ``--features`` names."""
+    names = [name.strip() for name in given.split(",")]
+    if not all(names):
+        raise ConfigError(
+            f"--features {given!r} has an empty name; name the id columns, as in --features user,item"
+        )
+    return names
+
+
 def refuse_unused(given: Mapping[str, Any], why: str) -> None:
     """Refuse options that were given (not None, not empty) though the command would not look at them."""
     for name, value in given.items():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rowhaul.cli.checks import feature_names
 from rowhaul.cli.console import say
 from rowhaul.cli.progress import EXIT_INTERRUPTED
 from rowhaul.errors import ConfigError
@@ -257,11 +258,11 @@ class RunOptions:
         from rowhaul.data.schema import SCHEMA_FILE
         from rowhaul.data.sources.opening import find_stream_schema, stream_of
 
-        if saved is not None and not self.schema and not self.features:
+        if saved is not None and not self.schema and self.features is None:
             is_here = run is not None and (run / SCHEMA_FILE).is_file()
             where = f"{run}/{SCHEMA_FILE}" if is_here else "the schema of the checkpoint"
             return with_label(saved, self.label, where)
-        columns = self.features.split(",") if self.features else None
+        columns = feature_names(self.features) if self.features is not None else None
         given = stream_of(self.data, follow)
         if given is not None and not self.schema and not columns:
             return with_label(find_stream_schema(given), self.label, f"the {SCHEMA_FILE} of {given}")

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rowhaul.cli.checks import feature_names
 from rowhaul.cli.progress import counting_bar
 from rowhaul.data.files import find_schema, schemas_beside
 from rowhaul.data.schema import IdColumn, Schema
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import ConfigError
 from rowhaul.schedule import IdBatch
 from rowhaul.simulate.trace import RowCounter
 
@@ -32,11 +32,7 @@ class IdFiles:
         """
         if features is None:
             return cls(files, _ids_alone(find_schema(files, schema, require_label=False).ids))
-        names = [name.strip() for name in features.split(",")]
-        if not all(names):
-            raise ConfigError(
-                f"--features {features!r} has an empty name; name the id columns, as in --features user,item"
-            )
+        names = feature_names(features)
         described = schema is not None or schemas_beside(files)
         known = find_schema(files, schema, require_label=False).ids if described else ()
         columns = {column.name: column for column in known}
