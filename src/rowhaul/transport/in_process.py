@@ -40,7 +40,11 @@ class InProcessNetwork:
     """
 
     def __init__(
-        self, num_ranks: int, *, delay: Callable[[], None] | None = None, timeout_seconds: float = WAIT_SECONDS
+        self,
+        num_ranks: int,
+        *,
+        delay: Callable[[], None] | None = None,
+        timeout_seconds: float = WAIT_SECONDS,
     ) -> None:
         self.num_ranks = num_ranks
         self.timeout_seconds = timeout_seconds
