@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -62,7 +62,8 @@ def plan(
     or run it under torchrun with --links measure. Trains briefly on this machine to time it.
     """
     _refuse_cluster_flags(options)
-    config = options.read_config(**({} if hot_rows is None else {"hot": str(hot_rows)}))
+    given: dict[str, Any] = {} if hot_rows is None else {"hot": str(hot_rows)}
+    config = options.read_config(**given)
     names = _dispatchers(dispatchers, config.cluster)
     config, hot_rows = _without_hot_rows(config)
     _check(config, batches, out, memory, compute)
