@@ -207,13 +207,14 @@ class RunOptions:
             meant = value == "colocated" if flag == "topology" else value
             if str(_value_of(given, name)) == str(meant):
                 continue
-            within = (
+            within = [
                 one for one in self.settings if f"{name}.".startswith(f"{one.partition('=')[0].strip()}.")
-            )
-            (*_, setting) = within
+            ]
+            if not within:  # another flag says it, too
+                continue
             option = f"--{flag.replace('_', '-')}" if value is True else f"--{flag.replace('_', '-')} {value}"
             raise ConfigError(
-                f"{option} and --set {setting} both say what {name} is, and differ; leave out one of them"
+                f"{option} and --set {within[-1]} both say what {name} is, and differ; leave out one of them"
             )
 
     def refuse_cluster_settings(self) -> None:

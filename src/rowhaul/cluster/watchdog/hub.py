@@ -18,9 +18,8 @@ from rowhaul.cluster.watchdog.stalls import Stall, Stalls
 from rowhaul.errors import SecretError
 
 _MOST_UNPROVED = 64  # connections; the oldest makes way for the next
-_MOST_ASKED = (
-    8  # ranks for their stacks, which go to all ranks; more than may wait to be sent ends connections
-)
+# Ranks for their stacks, which go to all ranks: more than may wait to be sent ends connections.
+_MOST_ASKED = 8
 
 Later = Callable[[Callable[[], None]], None]
 """Runs a call in the loop of the process, from any thread."""
