@@ -183,52 +183,6 @@ def test_a_flag_that_would_do_nothing_is_refused(options, needed, rowhaul, log_f
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            ("--max-steps", "2", "--set", "max_steps=3"),
-            "--max-steps 2 and --set max_steps=3 both say what max_steps",
-        ),
-        (("--model", "dcn", "--set", "model={name: dlrm}"), "both say what model.name is, and differ"),
-        (
-            ("--colocated", "--set", "cluster.colocated=false"),
-            "--colocated and --set cluster.colocated=false both",
-        ),
-        (
-            ("--topology", "stores", "--set", "cluster.colocated=true"),
-            "--topology stores and --set cluster.coloc",
-        ),
-        (
-            ("--ttl", "30d", "--set", "tables.default={}"),
-            "--ttl 30d and --set tables.default={} both say what",
-        ),
-    ],
-    ids=lambda one: one[0] if isinstance(one, tuple) else "",
-)
-def test_a_setting_given_twice_is_refused_where_the_values_differ(
-    options, said, rowhaul, log_folder, tmp_path
-):
-    code, _, err = rowhaul("train", "--data", log_folder, "--out", tmp_path / "run", *SMALL, *options)
-    assert (code, said in on_one_line(err)) == (2, True), err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_setting_given_twice_alike_is_taken(rowhaul, log_folder):
-    twice = (
-        "--max-steps",
-        "2",
-        "--set",
-        "max_steps=2",
-        "--topology",
-        "stores",
-        "--set",
-        "cluster.colocated=false",
-    )
-    code, _, err = rowhaul("verify", "--data", log_folder, *SMALL, "--dispatcher", "best", *twice)
-    assert (code, "best" in err, "both say" in err) == (2, True, False), err
-
-
 def test_a_label_beside_a_schema_is_not_ignored(rowhaul, trained, log_folder, tmp_path):
     other = ("--label", "bought", "--out", tmp_path / "run")
     code, _, err = rowhaul("train", "--data", log_folder, *other, *SMALL)

@@ -190,32 +190,10 @@ class RunOptions:
             overrides.append((name.strip(), value))
         for name, value in overrides:
             override(given, name, value)
-        self._refuse_contradictions(given)
         names = {name for name, _ in overrides}
         if resumed and not self.config and "prune.ratio" in names and "prune.budget" not in names:
             _forget_budget(given["prune"])  # it was made of the ratio, and will be put back
         return given
-
-    def _refuse_contradictions(self, given: dict[str, Any]) -> None:
-        """Refuse a flag to whose setting ``--set`` has given another value: which is meant is unknown."""
-        from rowhaul.cluster.place import STORE_VARIABLE
-
-        if STORE_VARIABLE in os.environ:  # our launcher has looked, and adds what it has decided itself
-            return
-        for flag, value in self.flags.items():
-            name = FLAGS[flag][0]
-            meant = value == "colocated" if flag == "topology" else value
-            if str(_value_of(given, name)) == str(meant):
-                continue
-            within = [
-                one for one in self.settings if f"{name}.".startswith(f"{one.partition('=')[0].strip()}.")
-            ]
-            if not within:  # another flag says it, too
-                continue
-            option = f"--{flag.replace('_', '-')}" if value is True else f"--{flag.replace('_', '-')} {value}"
-            raise ConfigError(
-                f"{option} and --set {within[-1]} both say what {name} is, and differ; leave out one of them"
-            )
 
     def refuse_cluster_settings(self) -> None:
         """Refuse settings of a cluster where one process trains: they would change nothing.
@@ -289,13 +267,6 @@ class RunOptions:
         if given is not None and not self.schema and not columns:
             return with_label(find_stream_schema(given), self.label, f"the {SCHEMA_FILE} of {given}")
         return find_schema(self.data, self.schema, columns, self.label, require_label=require_label)
-
-
-def _value_of(given: Any, name: str) -> Any:
-    """Return what a dotted name has in nested dictionaries; None: nothing."""
-    for part in name.split("."):
-        given = given.get(part) if isinstance(given, dict) else None
-    return given
 
 
 def _forget_budget(prune: Any) -> None:
