@@ -51,7 +51,8 @@ WARM_UP, CHECKED = 40, 30  # steps before the clock starts; steps whose losses a
 MOST_ROWS, MOST_TABLES, MOST_WEIGHTS = 1 << 16, 64, 400_000  # of a rank's part of a batch; of a model
 SHARED = "/dev/shm"  # memory, where there is one
 TICKS = 4096  # bytes, a line of the cache for each rank
-PATIENCE = 50_000_000  # looks at a rank that does not come
+PATIENCE = 120.0  # seconds for a rank to come: it may have kernels to compile
+LOOKS = 1_000_000  # until Python looks at the clock
 
 _yield = types.ExternalFunction("sched_yield", types.int32())
 Int64s = npt.NDArray[np.int64]
@@ -68,7 +69,7 @@ def meet(ticks: int, rank: int, num_ranks: int, number: int) -> bool:
             looks += 1
             if looks % 64 == 0:
                 _yield()
-            if looks > PATIENCE:
+            if looks > LOOKS:
                 return False
     return True
 
@@ -150,8 +151,10 @@ class HomeRows(TableRows):
     def wait(self) -> None:
         """Meet the others."""
         self._number += 1
-        if not meet(self._ticks, self.rank, self.num_ranks, self._number):
-            sys.exit("a rank did not come")
+        latest = time.monotonic() + PATIENCE
+        while not meet(self._ticks, self.rank, self.num_ranks, self._number):
+            if time.monotonic() > latest:
+                sys.exit(f"a rank did not come within {PATIENCE:g} s")
 
     def read(self, features: Any, *, training: bool, on_unknown: str) -> list[PooledRead]:
         """Find the rows of a batch, here and elsewhere."""
