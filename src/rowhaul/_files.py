@@ -17,8 +17,8 @@ TEMPORARY_PREFIX = ".tmp-"
 def whole(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write a file or folder to; rename it to ``path`` on success, else remove it.
 
-    All of it is on disk before it is renamed, whoever wrote it. The temporary path has the final suffix,
-    because some writers look at it.
+    All of it is on disk before it is renamed. The temporary path has the final suffix, because some writers
+    look at it.
     """
     path = Path(path)
     temporary = temporary_beside(path)

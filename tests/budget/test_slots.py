@@ -261,7 +261,10 @@ def test_stops_get_rarer(period):
 )
 def test_what_a_refused_budget_asks_for_is_enough_for_all_row_sizes(num_bytes, dims, shared):
     specs = [TableSpec(f"t{number}", dim, -1, 1) for number, dim in enumerate(dims)]
-    made = lambda size: SlotMaps(specs, 0, BudgetSettings(size, shared), lambda dim: 4 * dim + 4)  # noqa: E731  # a one-line helper
+
+    def made(size):
+        return SlotMaps(specs, 0, BudgetSettings(size, shared), lambda dim: 4 * dim + 4)
+
     try:
         made(num_bytes)
     except ConfigError as refused:

@@ -16,12 +16,10 @@ from rowhaul.checkpoint.opening import open_checkpoint
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import CheckpointError, ConfigError, DataError
 from rowhaul.export.export import export
-from rowhaul.monitoring.settings import MonitoringConfig
-from rowhaul.train import ClusterConfig, TrainConfig, load_trained, train_run
+from rowhaul.train import TrainConfig, load_trained, train_run
 from rowhaul.train.checkpoint_pace import Pace, pace_of
 from rowhaul.train.config import ModelConfig, OptimizerConfig, RateSchedule
 from rowhaul.train.run_folder import CONFIG_FILE, begin_folder, is_empty
-from rowhaul.train.session import Listener
 from save_threads import wait_for_saves
 from slow_cases import mostly_slow
 
@@ -336,42 +334,6 @@ def test_a_run_whose_checkpoints_are_elsewhere_does_not_start_anew(
     assert train_run(config, log_schema, log_folder, out=run, resume=True).steps_taken == 0
 
 
-def test_paths_of_a_run_lead_there_from_any_directory(tmp_path, log_schema, log_folder, monkeypatch):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    places = [("saved", "run", tmp_path), ("~/saved", "~/run", tmp_path / "home")]
-    for checkpoints, out, folder in places:
-        begun = replace(CONFIG, checkpoints=checkpoints, monitoring=MonitoringConfig(log_folder="logs"))
-        begun = replace(begun, cluster=ClusterConfig(secret_file="secret"))
-        train_run(begun, log_schema, log_folder, out=out, should_stop=stop_after(2))
-        monkeypatch.chdir(tmp_path / "elsewhere")
-        assert load_trained(folder / "run").step == 2
-        kept = TrainConfig.read(folder / "run" / CONFIG_FILE)
-        assert kept.monitoring.log_folder == str(tmp_path / "logs")
-        assert kept.cluster.secret_file == str(tmp_path / "secret")
-        resumed = train_run(
-            kept, log_schema, log_folder, out=folder / "run", resume=True, should_stop=stop_after(2)
-        )
-        assert resumed.step == 4
-        assert latest_checkpoint(folder / "saved").name == "step-000000004"
-        monkeypatch.chdir(tmp_path)
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert not (tmp_path / "~").exists()
-
-
-def test_checkpoints_that_were_moved_are_looked_for_where_the_run_left_them_and_can_be_named(
-    tmp_path, log_schema, log_folder
-):
-    saved, moved = tmp_path / "saved", tmp_path / "moved"
-    config = replace(CONFIG, checkpoints=str(saved))
-    train_run(config, log_schema, log_folder, out=tmp_path / "run", should_stop=stop_after(2))
-    saved.rename(moved)
-    with pytest.raises(CheckpointError, match=rf"in {saved}, and no complete one .* if they were moved"):
-        load_trained(tmp_path / "run")
-    assert load_trained(moved).step == 2
-
-
 def test_a_run_without_a_checkpoint_yet_starts_anew_and_says_so(tmp_path, log_schema, log_folder):
     def killed():
         raise RuntimeError("killed")
@@ -411,26 +373,3 @@ def test_metrics_within_groups_need_a_group_also_when_a_run_resumes(
     config = replace(CONFIG, max_steps=8, metrics=["gauc"])
     with pytest.raises(ConfigError, match="metrics is gauc, which is measured within groups"):
         train_run(config, log_schema, log_folder, out=tmp_path / "run", resume=True)
-
-
-class Expecting(Listener):
-    """Notes how many samples are expected, and how many were trained."""
-
-    def started(self, samples, total_samples):
-        self.expected = total_samples
-
-    def stepped(self, samples, loss):
-        self.trained = samples
-
-
-@pytest.mark.parametrize(("batch_size", "max_steps"), [(700, 0), (700, 9), (700, 11), (700, 99), (7000, 2)])
-def test_short_batches_at_the_end_of_epochs_are_expected(
-    batch_size, max_steps, tmp_path, log_schema, log_folder
-):
-    config = replace(CONFIG, batch_size=batch_size, epochs=3, max_steps=max_steps, checkpoint_every=0)
-    straight, resumed = Expecting(), Expecting()
-    train_run(config, log_schema, log_folder, listener=straight)
-    assert straight.expected == straight.trained
-    train_run(config, log_schema, log_folder, out=tmp_path / "r", should_stop=stop_after(1))
-    train_run(config, log_schema, log_folder, out=tmp_path / "r", resume=True, listener=resumed)
-    assert resumed.expected == straight.expected

@@ -26,7 +26,7 @@ from rowhaul.data.sources.source import Position, SetAside, Source
 from rowhaul.errors import DataError
 
 PREFETCHED_BATCHES = 4
-_LOOK_SECONDS = 1.0  # without a batch, until whoever waits for one may look around
+_LOOK_SECONDS = 1.0  # without a batch, until the consumer may look around
 UNKNOWN_END = 1 << 60  # batches of a stream whose end is not known
 _EARLIEST = 1e9  # in 2001: seconds since 1970 before it are no time, but a number that a producer chose
 _TOLD_ONE_BY_ONE, _TOLD_EVERY = 10, 1000  # of what is set aside
@@ -35,7 +35,7 @@ Prepared = TypeVar("Prepared")
 
 
 class Idle:
-    """Yielded in place of a batch while there are too few samples for one: whoever waits may look around."""
+    """Yielded in place of a batch while samples are too few for one: the consumer may look around then."""
 
 
 IDLE = Idle()
