@@ -131,7 +131,7 @@ def test_given_shares_are_followed():
 
 
 def test_worker_0_takes_part_in_sums_even_without_a_share():
-    """As in training: its slow link has to carry 10 MB of gradients, whoever trains."""
+    """As in training: its slow link carries 10 MB of gradients even where it trains nothing."""
     one = simulation(links="0.01gbit,5gbit*3", compute=1e-6)
     one = replace(one, model=replace(one.model, dense_bytes=10_000_000))
     (outcome,) = one.run(["laia"], (0, 1, 1, 1), compare=False)
