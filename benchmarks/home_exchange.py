@@ -42,9 +42,9 @@ from rowhaul.data.stream import SampleStream
 from rowhaul.nn import Batch
 from rowhaul.nn.local_rows import TableRows
 from rowhaul.nn.pooled import PooledRead, pooled_read
+from rowhaul.runtime.own_samples import part_of
 from rowhaul.store import Lookup
 from rowhaul.train import TrainConfig
-from rowhaul.train.distributed.samples import part_of
 from rowhaul.train.trainer import Trainer
 
 WARM_UP, CHECKED = 40, 30  # steps before the clock starts; steps whose losses are compared

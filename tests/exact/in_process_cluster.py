@@ -18,9 +18,11 @@ from watched_parts import (
     NETWORK,
     CountedLinks,
     Delay,
+    DelayedHomeMover,
     DelayedMover,
     DelayedRuntime,
     DelayedScheduler,
+    RememberedJobs,
     no_delay,
 )
 
@@ -170,9 +172,13 @@ class Rank:
             cache.make(case.settings.hot.tables, case.settings.hot.keys)
         failure = Failure()
         self.links = CountedLinks(network.links(rank))
-        self.mover = DelayedMover(
-            rank, self.links, case.settings.sync_mode, case.rates, cache, home, delay=delay
-        )
+        parts = self.links, case.settings.sync_mode, case.rates, cache, home
+        self.mover: RememberedJobs
+        if case.settings.sync_mode.plans_rows:
+            self.mover = DelayedMover(rank, *parts, delay=delay)
+        else:
+            self.mover = DelayedHomeMover(rank, *parts, delay=delay)
+            self.mover.read_for(collection.feature_groups, topology)
         planner = Planner(
             self._scheduler,
             self._samples(),

@@ -19,7 +19,8 @@ from rowhaul.data.samples import Samples
 from rowhaul.errors import DataError
 from rowhaul.nn import Batch, EmbeddingBagCollection, KeyedJaggedTensor, RowPrecision
 from rowhaul.planning.planner import check_samples
-from rowhaul.train.distributed.samples import as_samples, part_of
+from rowhaul.runtime.own_samples import part_of
+from rowhaul.train.distributed.samples import as_samples
 
 
 @dataclass(frozen=True)

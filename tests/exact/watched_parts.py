@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from rowhaul.runtime.at_home.mover import HomeMover
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
@@ -36,8 +37,8 @@ class CountedLinks:
         return self._links.post(receives, sends)
 
 
-class DelayedMover(Mover):
-    """A mover that may dawdle, and remembers its jobs."""
+class RememberedJobs(Mover):
+    """A mover that remembers its jobs, and may dawdle."""
 
     def __init__(self, rank: int, *arguments: object, delay: Delay) -> None:
         super().__init__(rank, *arguments)
@@ -47,6 +48,22 @@ class DelayedMover(Mover):
     def finish(self, job: Job, trained: TrainedRows | None) -> None:
         super().finish(job, trained)
         self.jobs.append(job)
+
+
+class DelayedHomeMover(RememberedJobs, HomeMover):
+    """One whose rows stay at home."""
+
+    def early(self, job: Job) -> None:
+        self._delay(self.rank, "turn")
+        super().early(job)
+
+    def late(self, job: Job) -> None:
+        self._delay(self.rank, "turn")
+        super().late(job)
+
+
+class DelayedMover(RememberedJobs):
+    """One whose rows move as plans say."""
 
     def _phase(self, job: Job, phase: Phase) -> None:
         self._delay(self.rank, "turn")

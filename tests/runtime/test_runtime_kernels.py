@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowhaul.data.samples import Samples
+from rowhaul.runtime.own_samples import part_of
 from rowhaul.runtime.phase_kernels import number_rows, pick_gradients, sort_moves, unnumbered
 from rowhaul.runtime.record_kernels import pick_needed, sort_by_role
 from rowhaul.schedule.phases import Phase
 from rowhaul.schedule.plan import Kind
 from rowhaul.schedule.row_states import State
-from rowhaul.train.distributed.samples import part_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 EXAMPLES = settings(max_examples=30)

@@ -120,6 +120,7 @@ def _tried(config: TrainConfig) -> TrainConfig:
         colocated=True,
         peer_to_peer=True,
         dispatcher="round-robin",
+        sync="on-demand",
         cache=config.cluster.cache,
         compare_every=0,
     )

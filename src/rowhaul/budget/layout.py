@@ -56,6 +56,7 @@ class SlotLayout(TableLayout):
         hot: HotRows | None = None,
         speeds: Sequence[float] | None = None,
         policies: tuple[RowPolicy, ...] = (),
+        may_stay_home: bool = False,
     ) -> ScheduleSettings:
         """Settings of the scheduler; rows are named as the budget names them, hot ones too."""
         check_cluster(config.sync, config.hot_rows)
@@ -116,6 +117,7 @@ def check_cluster(sync: str, hot_rows: int | str = 0) -> None:
     reasons = {
         "static": "its hot rows stay the same, but rows of a budget change hands",
         "bounded": "workers may know different versions of a row, but one that changes hands begins with one",
+        "at-home": "it plans no rows, and they change hands by a plan",
     }
     if mode in reasons:
         raise ConfigError(

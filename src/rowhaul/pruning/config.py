@@ -185,6 +185,8 @@ def check_cluster(sync: str, hot_rows: Any) -> None:
         what, given, instead = "hot_rows", hot_rows, "0"
     elif mode == "static":
         why = "its hot rows are held whole by every worker"
+    elif mode == "at-home":
+        why = "it reads rows whole, and chunks come and go by a plan"
     elif mode == "bounded":
         why = "workers may know different versions of a row, and would differ about what it is worth"
     else:

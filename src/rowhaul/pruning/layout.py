@@ -148,6 +148,7 @@ class ChunkLayout(TableLayout):
         hot: HotRows | None = None,
         speeds: Sequence[float] | None = None,
         policies: tuple[RowPolicy, ...] = (),
+        may_stay_home: bool = False,
     ) -> ScheduleSettings:
         """Settings of the scheduler for chunks: a cache given in rows holds as many times their chunks."""
         check_cluster(config.sync, config.hot_rows)

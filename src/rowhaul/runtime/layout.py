@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.local_rows import TableRows
 from rowhaul.optim import SGD, RowOptimizerRule
@@ -82,11 +83,21 @@ class TableLayout:
         hot: HotRows | None = None,
         speeds: Sequence[float] | None = None,
         policies: tuple[RowPolicy, ...] = (),
+        may_stay_home: bool = False,
     ) -> ScheduleSettings:
-        """Settings of the scheduler for these tables; ``config`` is a `rowhaul.train.ClusterConfig`."""
+        """Settings of the scheduler for these tables; ``config`` is a `rowhaul.train.ClusterConfig`.
+
+        With ``may_stay_home`` it may choose to leave whole rows at home.
+        """
+        stays = may_stay_home and self.row_format == "whole"
         settings: ScheduleSettings = config.schedule(
-            topology, self.sizes(), seed=seed, hot=hot, speeds=speeds, policies=policies
+            topology, self.sizes(), seed=seed, hot=hot, speeds=speeds, policies=policies, may_stay_home=stays
         )
+        if not settings.sync_mode.plans_rows and self.row_format != "whole":
+            raise ConfigError(
+                f"sync: at-home reads whole rows in float32 or float64; these are {self.row_format}: choose "
+                "another sync, such as on-demand"
+            )
         return settings
 
     def make_scheduler(self, settings: ScheduleSettings, ids: Iterable[IdBatch]) -> Scheduler:

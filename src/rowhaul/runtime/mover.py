@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from rowhaul._activity import Activity, doing
 from rowhaul.data.samples import Samples
+from rowhaul.nn import Batch
 from rowhaul.runtime.batch_rows import BatchRows, batch_rows
 from rowhaul.runtime.phase_gradients import pack_payloads, unpack_payloads
 from rowhaul.runtime.phases import Payloads, RankPhases, steps_on_arrival
@@ -44,7 +45,8 @@ class Job:
     num_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (kind, peer) sent
     num_samples: int = 0  # trained on this rank
     catch_up_bytes: int = 0  # sent by rank 0 before it, to workers that were left out
-    rows: list[BatchRows] = field(default_factory=list)  # trained on this rank, by group
+    batch: Batch | None = None  # trained on this rank, where rows are looked up before
+    rows: Sequence[BatchRows] = ()  # trained on this rank, by group
     where: RowLocations | None = None  # on this rank
     measures: npt.NDArray[np.float64] | None = None  # ranks x `runtime.MEASURES`, of earlier iterations
     ready_at: float = 0.0  # when all ranks had agreed on the plan
@@ -87,17 +89,17 @@ class Mover:
 
     def early(self, job: Job) -> None:
         """Run the phases that overlap with training the iteration before."""
-        with _timed(job, "early"):
+        with timed(job, "early"):
             self._look_up(job)
             self._phase(job, Phase.EARLY_FIRST)
             self._phase(job, Phase.EARLY_SECOND)
 
     def late(self, job: Job) -> None:
         """Run the phases that the iteration waits for; afterwards all its rows are in the cache."""
-        with _timed(job, "push"):
+        with timed(job, "push"):
             self._look_up(job)  # again only if rows were removed since
             self._phase(job, Phase.LATE_FIRST)
-        with _timed(job, "pull"):
+        with timed(job, "pull"):
             self._phase(job, Phase.LATE_SECOND)
         if self.cache is not None:
             assert job.where is not None
@@ -112,13 +114,13 @@ class Mover:
                     number, positions, keys, self.rank, gradients, job.plan.iteration,
                     accumulate=self._bounded,
                 )  # fmt: skip
-        with _timed(job, "push"):
+        with timed(job, "push"):
             self._phase(job, Phase.AFTER)
         if self.cache is not None and not self._mode.caches_rows:
             for part in job.rows:
                 moving = part.rows.tables[part.moving], part.rows.keys[part.moving]
                 self.cache.remove_of_group(part.number, *moving)
-        job.rows, job.where = [], None  # free them, as the job is kept for its measurements
+        job.rows, job.where = (), None  # free them, as the job is kept for its measurements
         plan = job.plan
         if self.changes is not None:
             self.changes.note(plan)
@@ -184,7 +186,8 @@ class Mover:
 
 
 @contextmanager
-def _timed(job: Job, what: str) -> Iterator[None]:
+def timed(job: Job, what: str) -> Iterator[None]:
+    """Add the time of what is done inside to the job's measurements."""
     began = time.perf_counter()
     try:
         yield

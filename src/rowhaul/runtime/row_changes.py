@@ -48,6 +48,11 @@ class RowChanges:
             here = trained & (here | (plan.states == State.REPLICATED))
             self._in_cache.note(step, plan.tables[here].astype(np.int64), plan.keys[here])
 
+    def note_stepped(self, step: int, tables: npt.NDArray[np.int64], keys: Keys) -> None:
+        """Note rows that this rank is home of, and has stepped without a plan."""
+        if self._at_home is not None:
+            self._at_home.note(step, tables, keys)
+
     def note_moved(self, step: int, tables: Tables, keys: Keys) -> None:
         """Note rows that begin or cease to be replicated: another rank may have their latest record now."""
         self._note_at_home(step, tables, keys)

@@ -77,6 +77,11 @@ class IdBatch:
     def __len__(self) -> int:
         return self.by_feature.lengths.shape[1] if self.by_feature is not None else len(self.offsets) - 1
 
+    def without_rows(self) -> IdBatch:
+        """As many samples that need no rows."""
+        nothing = np.zeros(len(self) + 1, np.int64)
+        return IdBatch(nothing, np.zeros(0, np.int32), np.zeros(0, np.int64), self.time)
+
     def digest(self) -> bytes:
         """A hash of the ids and the time: it differs between ranks that read different samples."""
         return digest(str(self.time or ""), (self.offsets, self.tables, self.keys))

@@ -51,6 +51,7 @@ class Scheduler:
 
     def __init__(self, settings: ScheduleSettings, batches: Iterable[IdBatch]) -> None:
         self.settings = settings
+        self._plans_rows = settings.sync_mode.plans_rows
         self._threads = Threads()
         self.iteration = 0  # the next one to plan
         self._first = 0  # the first one that it plans
@@ -148,6 +149,8 @@ class Scheduler:
         Tables that forget treat them as named in the iteration before, unless `recall` has said more.
         """
         self._check_beginning("rows can be marked as trained")
+        if not self._plans_rows:
+            return
         rows = IdBatch(np.array([0, len(keys)]), tables, keys)
         self._check(rows)
         self._tracker.mark_trained(rows.tables, rows.keys, self.iteration)
@@ -166,10 +169,10 @@ class Scheduler:
         The caller moves them: rows that enter are admitted, rows that leave are at home afterwards. See
         `rowhaul.runtime.hot_set`.
         """
-        if self._failed or self.settings.sync_mode.name == "bounded":
+        if self._failed or self.settings.sync_mode.name in ("bounded", "at-home"):
             raise ConfigError(
-                "replicated rows cannot be replaced after planning has failed, nor with sync: bounded; "
-                "use an exact mode such as on-demand"
+                "replicated rows cannot be replaced after planning has failed, nor with sync: bounded or "
+                "at-home; use an exact mode with a plan such as on-demand"
             )
         replacement = self._tracker.replicate(hot, self.iteration)
         self.settings = replace(self.settings, hot=hot if len(hot) else None)
@@ -245,6 +248,8 @@ class Scheduler:
     def _add_to_window(self, ids: IdBatch) -> None:
         """Append a batch to the window, and link each row's use to the use before."""
         self._check(ids)
+        if not self._plans_rows:
+            ids = ids.without_rows()
         number = self.iteration + len(self._window)
         batch, (named_by, place) = self._tracker.locate(number, ids, self.iteration)
         for earlier in self._window:

@@ -14,7 +14,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.schedule.arrays import digest
 from rowhaul.schedule.caches import policy_keys
 from rowhaul.schedule.dispatch import make_dispatcher, text_of
-from rowhaul.schedule.dispatch.task import Dispatcher
+from rowhaul.schedule.dispatch.task import Dispatcher, is_blind
 from rowhaul.schedule.lifetimes.policy import RowPolicy
 from rowhaul.schedule.sizes import RowSizes, check_prices, check_shares
 from rowhaul.schedule.sync import SyncMode, make_sync
@@ -89,7 +89,7 @@ class ScheduleSettings:
         prices: integer cost of a byte on each worker's link (see `link_prices`).
         cache: the workers' caches.
         dispatcher: a dispatcher, or its name: ``"random"``, ``"laia"``, ``"esd:0.5"``, ``"joint"``, ...
-        sync: ``"on-demand"``, ``"full"``, ``"bounded:S"`` or ``"static"``.
+        sync: ``"on-demand"``, ``"full"``, ``"bounded:S"``, ``"static"`` or ``"at-home"``.
         shares: a weight per worker; ``None`` divides batches equally. 0 leaves a worker out.
         first_touch: rows never trained before are created where they are needed, without a transfer.
         admit_after: sightings before a row is trained at all, where no policies are given.
@@ -138,9 +138,24 @@ class ScheduleSettings:
                 f"but sizes are given for {num_tables} tables (0 to {num_tables - 1})"
             )
         self.cache.capacities(self.topology.num_workers)
-        make_sync(self.sync)
-        if isinstance(self.dispatcher, str):
-            make_dispatcher(self.dispatcher)
+        dispatcher = make_dispatcher(self.dispatcher) if isinstance(self.dispatcher, str) else self.dispatcher
+        if not make_sync(self.sync).plans_rows:
+            self._check_at_home(dispatcher)
+
+    def _check_at_home(self, dispatcher: Dispatcher) -> None:
+        """Refuse what needs a plan of rows."""
+        needs = {
+            "workers that store rows themselves (colocated: true)": not self.topology.colocated,
+            "a dispatcher that does not look at rows (round-robin or random)": not is_blind(dispatcher),
+            "no hot rows (hot_rows: 0)": bool(self.hot),
+            "tables without admission, ttl and max_rows": not all(one.keeps_all for one in self.row_policies),
+        }
+        wrong = [need for need, is_missing in needs.items() if is_missing]
+        if wrong:
+            raise ConfigError(
+                f"sync: at-home plans no rows, so it needs {', and '.join(wrong)}; or choose another sync, "
+                "such as on-demand"
+            )
 
     @property
     def sync_mode(self) -> SyncMode:

@@ -19,6 +19,7 @@ from rowhaul.schedule import (
 )
 from rowhaul.schedule.caches import policy_keys
 from rowhaul.schedule.dispatch import make_dispatcher
+from rowhaul.schedule.dispatch.task import is_blind
 from rowhaul.schedule.sizes import check_shares
 from rowhaul.schedule.sync import make_sync
 from rowhaul.schedule.threads import MOST_THREADS
@@ -27,6 +28,7 @@ from rowhaul.transport.dense.overlapping import DENSE_WIRES, EXACT_WIRE
 
 DATA_FROM = ("every_host", "rank0")
 AUTO = "auto"
+ON_DEMAND = "on-demand"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class ClusterConfig:
         peer_to_peer: workers send rows to each other, bypassing the stores.
         dispatcher: who trains which sample: joint, esd:ALPHA, laia, laia-adaptive, random, round-robin, ...;
             auto: round-robin, the quickest to decide, where all ranks share one host, otherwise joint.
-        sync: when trained rows go home: on-demand, full, static, or bounded:S, which is not exact.
+        sync: when trained rows go home: on-demand, full, static, or bounded:S, which is not exact; at-home:
+            they never leave, ranks read them there and hand gradients over. auto: at-home where all ranks
+            share one host, are co-located, and nothing else is asked of caches; otherwise on-demand.
         cache: size of a worker's cache: a number of rows, or bytes such as 512MiB.
         cache_policy: what a full cache evicts: lru, lfu, emark or belady.
         planning_threads: threads of each host that plan; 0: the cores that its ranks leave idle.
@@ -75,7 +79,7 @@ class ClusterConfig:
     colocated: bool = False
     peer_to_peer: bool = False
     dispatcher: str = AUTO
-    sync: str = "on-demand"
+    sync: str = AUTO
     cache: str = "1GiB"
     cache_policy: str = "lru"
     planning_threads: int = 0
@@ -128,7 +132,7 @@ class ClusterConfig:
             )
         if self.dispatcher != AUTO:
             make_dispatcher(self.dispatcher)
-        mode = make_sync(self.sync)
+        mode = make_sync(ON_DEMAND if self.sync == AUTO else self.sync)
         policy_keys(self.cache_policy)
         self._cache_amount()
         if mode.name == "static" and not self.hot_rows:
@@ -158,11 +162,17 @@ class ClusterConfig:
         return 0 if isinstance(self.hot_rows, str) else self.hot_rows
 
     def on_hosts(self, num_hosts: int) -> ClusterConfig:
-        """Choose the dispatcher if it is ``auto``; links that are given or measured cost what they say."""
-        if self.dispatcher != AUTO:
-            return self
+        """Choose what is ``auto``; links that are given or measured cost what they say.
+
+        Where ``sync`` stays ``auto``, the rows decide: see `schedule`.
+        """
         links_are_free = num_hosts == 1 and self.links == "equal"
-        return replace(self, dispatcher="round-robin" if links_are_free else "joint")
+        chosen = "round-robin" if links_are_free else "joint"
+        dispatcher = chosen if self.dispatcher == AUTO else self.dispatcher
+        stays = links_are_free and self.colocated and is_blind(make_dispatcher(dispatcher))
+        stays = stays and all(getattr(self, name) == getattr(ONE_PROCESS, name) for name in _OF_CACHES)
+        sync = ON_DEMAND if self.sync == AUTO and not stays else self.sync
+        return replace(self, dispatcher=dispatcher, sync=sync)
 
     def topology(self, num_workers: int | None = None) -> Topology:
         """Workers and stores."""
@@ -177,15 +187,28 @@ class ClusterConfig:
         hot: HotRows | None = None,
         speeds: Sequence[float] | None = None,
         policies: tuple[RowPolicy, ...] = (),
+        may_stay_home: bool = False,
     ) -> ScheduleSettings:
-        """The settings of the scheduler; ``speeds`` are measured bytes per second of the workers' links."""
+        """The settings of the scheduler.
+
+        Args:
+            topology: workers and stores.
+            sizes: of rows.
+            seed: of dispatchers that draw random numbers.
+            hot: replicated rows.
+            speeds: measured bytes per second of the workers' links.
+            policies: one for each table.
+            may_stay_home: whether rows are of a kind that can be left at home, where ``sync`` is ``auto``.
+        """
+        stays = may_stay_home and all(one.keeps_all for one in policies)
+        sync = ("at-home" if stays else ON_DEMAND) if self.sync == AUTO else self.sync
         return ScheduleSettings(
             topology=topology,
             sizes=sizes,
             prices=link_prices(speeds or self._speeds(topology.num_workers)),
             cache=self._cache(sizes),
             dispatcher="joint" if self.dispatcher == AUTO else self.dispatcher,
-            sync=self.sync,
+            sync=sync,
             shares=self.given_shares(topology.num_workers),
             first_touch=self.first_touch,
             policies=policies,
@@ -242,3 +265,5 @@ class ClusterConfig:
 
 
 ONE_PROCESS = ClusterConfig()
+# Where one of these is given, somebody wants caches.
+_OF_CACHES = ("cache", "cache_policy", "hot_rows", "first_touch", "planning_threads")

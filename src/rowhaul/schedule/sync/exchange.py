@@ -14,7 +14,7 @@ from rowhaul.schedule.plan import Moves, Steps
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.topology import Topology
 
-NAMES = ("on-demand", "full", "bounded:S", "static")
+NAMES = ("on-demand", "full", "bounded:S", "static", "at-home")
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class SyncMode:
     ``on-demand``: when another worker needs it or a cache has no room for it. ``full``: at once.
     ``bounded``: when more than ``staleness`` updates wait; readers tolerate as many (inexact).
     ``static``: replicated rows are all-reduced, all others pulled and pushed in every iteration.
+    ``at-home``: never; ranks read rows at their homes and hand gradients over, without a plan.
     """
 
     name: str
@@ -32,7 +33,12 @@ class SyncMode:
     @property
     def caches_rows(self) -> bool:
         """Whether rows stay on workers between iterations."""
-        return self.name != "static"
+        return self.name not in ("static", "at-home")
+
+    @property
+    def plans_rows(self) -> bool:
+        """Whether plans say which rows move; otherwise only who trains which sample."""
+        return self.name != "at-home"
 
 
 def make_sync(text: str) -> SyncMode:
@@ -40,7 +46,7 @@ def make_sync(text: str) -> SyncMode:
     name, _, value = text.partition(":")
     if name == "bounded" and value.isdecimal():
         return SyncMode(name, int(value))
-    if name in ("on-demand", "full", "static") and not value:
+    if name in ("on-demand", "full", "static", "at-home") and not value:
         return SyncMode(name)
     if name == "bounded":
         raise ConfigError(f"bounded staleness is 'bounded:S' with S = 0, 1, 2, ... updates; got {text!r}")

@@ -44,7 +44,7 @@ from rowhaul.train.distributed.publishing import ClusterPublisher
 from rowhaul.train.distributed.resuming import find_saved, fit_to_workers, what_changed
 from rowhaul.train.distributed.same_settings import settings_of_all
 from rowhaul.train.distributed.setup import distribute, use_given_links
-from rowhaul.train.distributed.tables import layout_of
+from rowhaul.train.distributed.tables import layout_of, may_stay_home
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.distributed.yardstick import Yardstick
 from rowhaul.train.metrics import MetricValues
@@ -214,6 +214,7 @@ class ClusterSession(Session):
             hot=hot_rows_for_all(cluster, config, self.stream, trainer.collection),
             speeds=speeds,
             policies=trainer.policies,
+            may_stay_home=may_stay_home(trainer.collection),
         )
         if saved is not None and self.links is not None:
             settings = saved.keep_prices(settings)  # measured anew they differ a little, and so would bits

@@ -27,15 +27,16 @@ from rowhaul.planning.feed import FollowerFeed, LeaderFeed, PlanFeed
 from rowhaul.planning.planner import Planner
 from rowhaul.planning.rank0_data.sharing import AHEAD, READER, DataReceiver, DataSource
 from rowhaul.planning.sharing import ARRIVAL_SECONDS, LeaderLostError, PlanClient, PlanServer
+from rowhaul.runtime.at_home.mover import make_mover
 from rowhaul.runtime.layout import TableLayout
-from rowhaul.runtime.mover import Job, Mover
+from rowhaul.runtime.mover import Job
 from rowhaul.runtime.row_memory import Rates
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.lifetimes import policies_by_table
 from rowhaul.train.cluster_config import ClusterConfig
 from rowhaul.train.distributed.samples import as_samples
-from rowhaul.train.distributed.tables import layout_of, only_collection, tables_of_features
+from rowhaul.train.distributed.tables import layout_of, may_stay_home, only_collection, tables_of_features
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.transport.local_sockets import new_address
 
@@ -115,7 +116,13 @@ def distribute(
     if settings is None:
         tables = [one.name for one in collection.table_configs()]
         by_table = policies_by_table(policies or {}, tables)
-        settings = layout.schedule_settings(config, cluster.topology, seed=seed, policies=by_table)
+        settings = layout.schedule_settings(
+            config,
+            cluster.topology,
+            seed=seed,
+            policies=by_table,
+            may_stay_home=may_stay_home(collection),
+        )
     if saved is not None:  # the row size may have changed
         layout = saved.layout(layout)
         settings = replace(settings, sizes=layout.sizes())
@@ -140,7 +147,7 @@ def distribute(
         cache.make(settings.hot.tables, settings.hot.keys)
     runtime = Runtime(
         cluster.rank,
-        Mover(cluster.rank, cluster.moves, settings.sync_mode, rates, cache, home),
+        make_mover(settings, cluster.rank, cluster.moves, rates, cache, home, collection.feature_groups),
         _Feeding(cluster, settings, model, layout, start, config.planning_threads).feed(samples, data_from),
         cluster.control,
         cluster.dense,

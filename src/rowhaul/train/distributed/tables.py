@@ -45,6 +45,11 @@ def layout_of(collection: TableCollection) -> TableLayout:
     return whole if settings is None else settings.layout(whole)
 
 
+def may_stay_home(collection: TableCollection) -> bool:
+    """Whether ranks can train rows without moving them: whole ones, in host memory."""
+    return layout_of(collection).row_format == "whole" and collection.device.type == "cpu"
+
+
 def ids_of(collection: TableCollection, samples: Samples) -> IdBatch:
     """Return the ids of a batch as the scheduler will see them."""
     tables = tables_of_features(collection, samples.features)

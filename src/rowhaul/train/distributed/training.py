@@ -22,9 +22,11 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.planning.replicas import compare_replicas
+from rowhaul.runtime.at_home.rows import HomeRows
 from rowhaul.runtime.flush import FlushSlices, flush
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
 from rowhaul.runtime.mover import Job
+from rowhaul.runtime.own_samples import own_batch
 from rowhaul.runtime.row_changes import RowChanges
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.runtime.runtime import Runtime
@@ -38,7 +40,6 @@ from rowhaul.train.distributed.gathering import raise_first_error
 from rowhaul.train.distributed.left_out import LeftOut, OnNote
 from rowhaul.train.distributed.replica_state import ReplicaState
 from rowhaul.train.distributed.replicas import COMPARE_EVERY, Replicas
-from rowhaul.train.distributed.samples import part_of
 from rowhaul.train.distributed.tables import layout_of, only_collection
 from rowhaul.transport.dense.gradients import DenseGradients
 from rowhaul.transport.dense.overlapping import EXACT_WIRE, OverlappingSum, wire_type
@@ -159,16 +160,19 @@ class DistributedTraining:
 
     def _read_from_cache(self) -> None:
         """Point the model at this worker's cache."""
-        cache = self.runtime.mover.cache
-        if cache is not None:
-            self._rows = self.layout.cached_rows(
-                self.collection.feature_groups,
-                cache,
-                self.rates,
-                self.upkeep,
-                bounded=self.settings.sync_mode.name == "bounded",
-            )
-            self.collection.read_from(self._rows)
+        cache, groups, mode = (
+            self.runtime.mover.cache,
+            self.collection.feature_groups,
+            self.settings.sync_mode,
+        )
+        if cache is None:
+            return
+        if mode.plans_rows:
+            is_bounded = mode.name == "bounded"
+            self._rows = self.layout.cached_rows(groups, cache, self.rates, self.upkeep, bounded=is_bounded)
+        else:
+            self._rows = HomeRows(groups, cache, self.rates)
+        self.collection.read_from(self._rows)
 
     def _segment(self, count: int | None) -> Iterator[Batch]:
         """Train iterations with nothing in between."""
@@ -392,8 +396,7 @@ class DistributedTraining:
         self._rows.expect(job.plan, job.rows)
         if self.is_summing:
             self._dense.begin(self._rows.replicated_size(job.rows), self.collection.feature_groups[0].dtype)
-        mine = part_of(job.samples, job.plan.worker, self.runtime.rank)
-        job.num_samples = len(mine)
-        batch = Batch.from_samples(mine, global_size=len(job.samples))
+        batch = job.batch or own_batch(job.samples, job.plan.worker, self.runtime.rank)
+        job.num_samples = len(batch)
         self._batch = batch.beside(self.collection.device)
         return self._batch

@@ -23,13 +23,13 @@ from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
 from rowhaul.planning.feed import LeaderFeed
 from rowhaul.planning.planner import Planner
-from rowhaul.runtime.mover import Mover
+from rowhaul.runtime.at_home.mover import make_mover
 from rowhaul.runtime.phase_kernels import sort_moves
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import ScheduleSettings
 from rowhaul.store import snapshot
 from rowhaul.train.config import TrainConfig
-from rowhaul.train.distributed.tables import layout_of, only_collection, tables_of_features
+from rowhaul.train.distributed.tables import layout_of, may_stay_home, only_collection, tables_of_features
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.trainer import backward, make_model
 from rowhaul.transport.in_process import InProcessNetwork
@@ -52,7 +52,8 @@ def compile_kernels(config: TrainConfig, schema: Schema, on_start: Callable[[], 
         replace(one, ttl=one.ttl and 1, max_rows=one.max_rows and 3) for one in given_policies
     )
     plain = replace(config.cluster, shares="equal", links="equal", cache="64MiB")
-    given = layout.schedule_settings(plain, topology, policies=policies)
+    stays = may_stay_home(collection)
+    given = layout.schedule_settings(plain, topology, policies=policies, may_stay_home=stays)
     network = InProcessNetwork(topology.num_ranks)
     errors: list[BaseException] = []
     threads = [
@@ -93,7 +94,15 @@ def _train(
         )
         runtime = Runtime(
             rank,
-            Mover(rank, network.links(rank), settings.sync_mode, lambda iteration: 0.1, cache, home),
+            make_mover(
+                settings,
+                rank,
+                network.links(rank),
+                lambda iteration: 0.1,
+                cache,
+                home,
+                collection.feature_groups,
+            ),
             LeaderFeed(planner, None, failure),
             network.collective(rank),
             network.collective(rank, range(topology.num_workers)) if trains else None,

@@ -1,0 +1,67 @@
+"""`HomeRows`: rows that stay at home, as the model of one rank reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from rowhaul.nn.features import FeatureGroup
+from rowhaul.nn.jagged import KeyedJaggedTensor
+from rowhaul.nn.local_rows import TableRows, tables_of_keys
+from rowhaul.nn.pooled import PooledRead, pooled_read
+from rowhaul.runtime.at_home.exchange import RowsRead
+from rowhaul.runtime.batch_rows import BatchRows
+from rowhaul.runtime.row_memory import Rates, RowMemory
+from rowhaul.runtime.worker_rows import CachedRows
+from rowhaul.schedule.plan import Plan
+from rowhaul.store import Lookup
+from rowhaul.store.distinct import KnownLookup, match_keys
+
+Ints = npt.NDArray[np.int64]
+
+
+class HomeRows(CachedRows):
+    """The row source of a worker whose rows stay at home: what it trains has been found and copied before.
+
+    Args:
+        groups: the features.
+        cache: empty tables of these groups.
+        rates: the rows' learning rate by iteration.
+    """
+
+    def __init__(self, groups: Sequence[FeatureGroup], cache: RowMemory, rates: Rates) -> None:
+        super().__init__(groups, cache, rates)
+        self._read_now: dict[int, RowsRead] = {}  # by group: rows of the batch that is read next
+
+    def expect(self, plan: Plan, rows: Sequence[BatchRows]) -> None:
+        """Prepare for a batch, whose rows have been found."""
+        self._read_now = {part.number: part for part in rows if isinstance(part, RowsRead)}
+
+    def _read(self, number: int, features: KeyedJaggedTensor, training: bool, on_unknown: str) -> PooledRead:
+        rows, group = self._read_now.get(number), self.groups[number]
+        keep = partial(self._keep, number, self.tables[number].arena)
+        if rows is None:
+            return super()._read(number, features, training, on_unknown)
+        if features is rows.features:
+            found, known = rows.found, rows.rows
+            lookup: Lookup = KnownLookup(
+                known.keys, known.starts, found.inverse, known.locations, rows.copies, known.tables
+            )
+            return pooled_read(rows.home, group, lookup, found.entries, found.offsets, keep)
+        ids, entries, offsets = group.ids_of(features)
+        lookup = match_keys(rows.rows, *ids, rows.copies) or self._some_of(rows, ids)
+        return pooled_read(rows.home, group, lookup, entries, offsets, keep)
+
+    def _some_of(self, rows: RowsRead, ids: tuple[Ints, Ints, Ints]) -> Lookup:
+        """Locate other ids than those of the batch: rows that are not among it read their initial values."""
+        fresh = TableRows.look_up(self, rows.number, ids, True, "init")  # nothing is in these tables
+        places = {row: place for place, row in enumerate(zip(rows.rows.tables, rows.rows.keys, strict=True))}
+        named = zip(tables_of_keys(fresh), fresh.keys, strict=True)
+        place = np.array([places.get(row, -1) for row in named], np.int64)
+        unknown = fresh.locations - len(rows.copies)  # behind the copies
+        locations = np.where(place >= 0, rows.rows.locations[place], unknown)
+        copies = np.concatenate([rows.copies, fresh.spare])
+        return Lookup(fresh.keys, fresh.starts, fresh.inverse, locations, copies)
