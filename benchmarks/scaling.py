@@ -42,7 +42,10 @@ _SUMMING = ("begin", "_finished", "complete", "send_rest", "wait", "spread", "_s
 # What a step consists of: functions as modules know them. A call inside another counts as its own part only.
 PARTS = {
     "forward, backward": ["train.trainer:backward"],
-    "find rows": ["nn.local_rows:TableRows._read"],
+    "find rows": ["nn.local_rows:TableRows._read", "runtime.at_home.rows:HomeRows._read"],
+    "ask homes": ["runtime.at_home.exchange:HomeExchange.ask"],
+    "read at homes": ["runtime.at_home.exchange:HomeExchange.read"],
+    "step at homes": ["runtime.at_home.exchange:HomeExchange.step"],
     "pool rows": ["nn.pooled:PooledRead.pool", "nn.pooled:PooledRead.keep_gradients"],
     "step rows": ["nn.local_rows:LocalRows.step", "runtime.worker_rows:CachedRows.step_own"],
     "dense step": ["torch.optim:Adam.step", "torch.optim:Adam.zero_grad"],
@@ -62,7 +65,7 @@ PARTS = {
     "change cache": ["runtime.mover:Mover._change_cache", "runtime.mover:batch_rows"],
     "buffer gradients": ["runtime.mover:Mover.finish"],
     "agree": ["runtime.runtime:agree"],
-    "sort moves": ["runtime.runtime:RankPhases.__init__"],
+    "sort moves": ["runtime.mover:RankPhases.__init__"],
     "get plan": ["planning.feed:LeaderFeed.next", "planning.feed:FollowerFeed.next"],
     "read data": ["planning.planner:Planner._read"],
     "plan": ["schedule.scheduler:Scheduler.fill", "schedule.scheduler:Scheduler.plan"],

@@ -10,7 +10,7 @@ from planned_cases import all_plans, planner, samples
 from rowhaul.errors import ConfigError, RowhaulError
 from rowhaul.planning.agreement import Agreement, Postbox, agree
 from rowhaul.planning.disagreement import DisagreementError
-from rowhaul.planning.feed import NO_SAMPLES
+from rowhaul.planning.feed import NO_DIGEST
 from rowhaul.planning.replicas import ReplicaDigests
 from rowhaul.schedule import ControlRecord
 from rowhaul.transport.in_process import InProcessNetwork
@@ -46,7 +46,7 @@ def text_of(calls, kind=DisagreementError):
 
 def call(planned, **changes):
     """One rank's arguments."""
-    given = {"planned": planned, "own": planned.samples_digest if planned else NO_SAMPLES, "stop": False}
+    given = {"planned": planned, "own": planned.samples_digest if planned else NO_DIGEST, "stop": False}
     return (*(given | changes).values(),)
 
 

@@ -8,7 +8,7 @@ from sharing_ends import as_shared, close_all, connected
 
 from rowhaul._threads import Failure
 from rowhaul.planning.disagreement import DisagreementError
-from rowhaul.planning.feed import NO_SAMPLES, FollowerFeed, LeaderFeed
+from rowhaul.planning.feed import NO_DIGEST, FollowerFeed, LeaderFeed
 from rowhaul.planning.planner import samples_digest
 from rowhaul.schedule import ControlRecord
 
@@ -28,9 +28,9 @@ def test_leader_and_follower_see_the_same():
         feed.allow(3)
     for _ in batches:
         assert_same(follower.next(), as_shared(leader.next()))
-        assert follower.own_digest == leader.own_digest != NO_SAMPLES
+        assert follower.own_digest == leader.own_digest != NO_DIGEST
     assert leader.next() is follower.next() is None
-    assert leader.own_digest == follower.own_digest == NO_SAMPLES
+    assert leader.own_digest == follower.own_digest == NO_DIGEST
     assert leader.at_rest(lambda scheduler: scheduler.iteration) == 3
     assert follower.at_rest(lambda scheduler: scheduler.iteration) is None
     close_all(leader, follower)
@@ -43,7 +43,7 @@ def test_the_digest_of_a_ranks_own_reading_differs_where_its_samples_do():
     for _ in range(3):
         planned.append(follower.next().samples_digest)
         own.append(follower.own_digest)
-    assert own == [planned[0], samples_digest(samples(9)), NO_SAMPLES]
+    assert own == [planned[0], samples_digest(samples(9)), NO_DIGEST]
     close_all(leader, follower)
 
 

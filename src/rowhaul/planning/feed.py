@@ -13,15 +13,13 @@ from typing import TypeVar
 from rowhaul._activity import Activity, doing
 from rowhaul._threads import Failure
 from rowhaul.data.samples import Samples
-from rowhaul.planning.planner import PlannedBatch, Planner, samples_digest
+from rowhaul.planning.planner import NO_DIGEST, PlannedBatch, Planner, samples_digest
 from rowhaul.planning.rank0_data.messages import samples_of_size
 from rowhaul.planning.rank0_data.sharing import DataEnd
 from rowhaul.planning.sharing import PlanClient, PlanServer
 from rowhaul.schedule import ControlRecord, Plan, Scheduler
 
 Result = TypeVar("Result")
-
-NO_SAMPLES = bytes(16)  # the digest after the last batch
 
 
 class PlanFeed(ABC):
@@ -33,7 +31,7 @@ class PlanFeed(ABC):
     """
 
     def __init__(self) -> None:
-        self.own_digest = NO_SAMPLES
+        self.own_digest = NO_DIGEST
         self.data: DataEnd | None = None
         self._num_served = 0  # iterations
 
@@ -93,7 +91,7 @@ class LeaderFeed(PlanFeed):
     def next(self) -> PlannedBatch | None:
         """Wait for the next plan; None after the last batch."""
         planned = self._planner.next()
-        self.own_digest = NO_SAMPLES if planned is None else planned.samples_digest
+        self.own_digest = NO_DIGEST if planned is None else planned.samples_digest
         return planned
 
     def allow(self, iteration: int) -> None:
@@ -116,7 +114,7 @@ class LeaderFeed(PlanFeed):
             plan = make(scheduler)
             if self._server is not None:
                 self._server.send_special(
-                    PlannedBatch(plan, samples_of_size(0), NO_SAMPLES, NO_SAMPLES, 0.0, 0.0)
+                    PlannedBatch(plan, samples_of_size(0), NO_DIGEST, NO_DIGEST, 0.0, 0.0)
                 )
             return plan
 
@@ -151,9 +149,9 @@ class FollowerFeed(PlanFeed):
         if self._own_samples is not None:
             with doing(Activity.READING):
                 own = next(self._own_samples, None)
-            self.own_digest = NO_SAMPLES if own is None else samples_digest(own)
+            self.own_digest = NO_DIGEST if own is None else samples_digest(own)
         else:
-            self.own_digest = NO_SAMPLES if planned is None else planned.samples_digest
+            self.own_digest = NO_DIGEST if planned is None else planned.samples_digest
         return planned
 
     def share(self, make: Callable[[Scheduler], Plan]) -> Plan:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+NO_DIGEST = bytes(16)
+
 MakeScheduler = Callable[[Iterator[IdBatch]], Scheduler]
 
 
@@ -71,6 +73,7 @@ class Planner:
         audience: receives all plans, too, as soon as they are made, in the planner's thread.
         complete: adds data to the samples of a planned batch, whose ids are the names of the rows that were
             planned. Ranks compare the samples without either.
+        compares: whether other ranks plan or read by themselves, so that digests say whether they agree.
 
     Example:
         >>> planner = Planner(lambda batches: Scheduler(settings, batches), samples, failure)
@@ -90,12 +93,13 @@ class Planner:
         ahead: int = 0,
         audience: PlanServer | None = None,
         complete: Callable[[Samples, Plan], Samples] = lambda samples, plan: samples,
+        compares: bool = True,
     ) -> None:
         self._source = iter(samples)
         self._failure = failure
         self._tables_of_features = tables_of_features
         self._audience = audience
-        self._complete = complete
+        self._complete, self._compares = complete, compares
         self._window: deque[Samples] = deque()  # read, not planned yet
         self._reading_seconds = 0.0  # since the latest plan
         self._scheduler = make_scheduler(self._ids())
@@ -200,8 +204,8 @@ class Planner:
             planned = PlannedBatch(
                 plan=plan,
                 samples=self._complete(_as_planned(samples, plan), plan),
-                samples_digest=samples_digest(samples),
-                plan_digest=replace(plan, ids=None).digest(),
+                samples_digest=samples_digest(samples) if self._compares else NO_DIGEST,
+                plan_digest=replace(plan, ids=None).digest() if self._compares else NO_DIGEST,
                 decision_seconds=seconds,
                 ready_at=time.monotonic(),
                 reading_seconds=self._reading_seconds,

@@ -39,7 +39,7 @@ class Job:
     """One iteration on one rank: its plan, and its measurements."""
 
     plan: Plan
-    phases: RankPhases
+    phases: RankPhases | None  # None: nothing moves
     samples: Samples | None = None
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     num_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (kind, peer) sent
@@ -86,6 +86,10 @@ class Mover:
         self.on_phase: Callable[[int, Phase, float], None] = lambda iteration, phase, began: None
         self._arrivals: list[tuple[Payloads, Bytes]] = []
         self._pending_sends: deque[Transfer] = deque()
+
+    def phases_of(self, plan: Plan, *, early: bool) -> RankPhases | None:
+        """Work out what this rank does in each phase of a plan, in whatever thread."""
+        return RankPhases(plan, self.rank, early=early)
 
     def early(self, job: Job) -> None:
         """Run the phases that overlap with training the iteration before."""
@@ -138,6 +142,7 @@ class Mover:
     def _phase(self, job: Job, phase: Phase) -> None:
         """Send and receive the messages of a phase, then store and step what has arrived."""
         phases, where = job.phases, job.where
+        assert phases is not None
         assert where is not None
         sent, received = phases.sent(phase), phases.received(phase)
         home_steps, peer_steps = phases.steps(phase, by_peer=False), phases.steps(phase, by_peer=True)
@@ -173,6 +178,7 @@ class Mover:
 
     def _look_up(self, job: Job) -> None:
         if job.where is None:
+            assert job.phases is not None
             job.where = RowLocations(job.phases, self.cache, self.home)
         job.where.look_up()
 

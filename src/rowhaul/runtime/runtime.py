@@ -24,7 +24,6 @@ from rowhaul.planning.agreement import Postbox, agree, meet
 from rowhaul.planning.feed import PlanFeed
 from rowhaul.planning.replicas import ReplicaDigests
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
-from rowhaul.runtime.phases import RankPhases
 from rowhaul.schedule import Plan, Scheduler
 from rowhaul.transport.base import Collective, Wire
 
@@ -65,7 +64,8 @@ class Runtime:
         trains: whether this rank is a worker.
         first: the first iteration; a later one when a run is resumed.
         postbox: control records of rank 0 for all ranks.
-        early: whether rows of the next iteration move beside the training of one; the same on all ranks.
+        early: whether rows of the next iteration move beside the training of one, and dense gradients beside
+            backward(); the same on all ranks.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Runtime:
         self.measures = np.zeros(len(MEASURES))  # of the latest iteration, sent to all ranks
         self.measures[ITERATION] = first
         self._replica_digests: dict[int, ReplicaDigests] = {}  # by the iteration whose plan they go with
-        self._control, self._dense, self._early = control, dense, early
+        self._control, self._dense, self.early = control, dense, early
         self._summing = dense  # the workers that sums are over now; None on a rank outside them
         self._executors = {name: SerialExecutor(name, failure) for name in ("control", "moves", "dense")}
         self._iterations: dict[int, _Iteration] = {}
@@ -340,8 +340,7 @@ class Runtime:
             self.feed.receive(record)
         if not self._is_over(number + 1):
             self.feed.allow(number + 1)  # only now: all planners have this one's control records
-        phases = RankPhases(planned.plan, self.rank, early=self._early)
-        job = Job(planned.plan, phases, planned.samples)
+        job = Job(planned.plan, self.mover.phases_of(planned.plan, early=self.early), planned.samples)
         job.seconds["dispatch"] = planned.decision_seconds
         job.seconds["reading"] = planned.reading_seconds
         job.measures = agreement.measures

@@ -71,6 +71,20 @@ class Moves:
         return Moves(*map(np.concatenate, columns))
 
 
+NO_MOVES = Moves(
+    kind=np.empty(0, np.uint8),
+    payload=np.empty(0, np.uint8),
+    table=np.empty(0, np.int32),
+    key=np.empty(0, np.int64),
+    source=np.empty(0, np.int16),
+    target=np.empty(0, np.int16),
+    num_bytes=np.empty(0, np.int64),
+    ready=np.empty(0, np.int32),
+    after=np.empty(0, np.uint8),
+    second=np.empty(0, np.uint8),
+)
+
+
 @dataclass(frozen=True)
 class Steps:
     """Optimizer steps on split rows: gradients of one iteration, summed in rank order where they met.

@@ -28,6 +28,7 @@ from rowhaul.schedule.row_tracker import PlacedRows, Replacement, RowTracker
 from rowhaul.schedule.settings import HotRows, ScheduleSettings, differences
 from rowhaul.schedule.sizes import RowSizes
 from rowhaul.schedule.threads import Threads
+from rowhaul.schedule.untracked_rows import UntrackedRows
 
 FORMAT = 1  # of exported states
 
@@ -51,7 +52,6 @@ class Scheduler:
 
     def __init__(self, settings: ScheduleSettings, batches: Iterable[IdBatch]) -> None:
         self.settings = settings
-        self._plans_rows = settings.sync_mode.plans_rows
         self._threads = Threads()
         self.iteration = 0  # the next one to plan
         self._first = 0  # the first one that it plans
@@ -61,7 +61,8 @@ class Scheduler:
         self._samples_planned = 0
         self._failed = False
         self._active = ActiveControls(settings.dispatcher, settings.prices, settings.shares)
-        self._tracker = RowTracker(settings, self._threads)
+        track = RowTracker if settings.sync_mode.plans_rows else UntrackedRows
+        self._tracker = track(settings, self._threads)
         self._dispatching = Dispatching(settings, self._tracker.directory, self._active, self._threads)
 
     def fill(self) -> bool:
@@ -149,8 +150,6 @@ class Scheduler:
         Tables that forget treat them as named in the iteration before, unless `recall` has said more.
         """
         self._check_beginning("rows can be marked as trained")
-        if not self._plans_rows:
-            return
         rows = IdBatch(np.array([0, len(keys)]), tables, keys)
         self._check(rows)
         self._tracker.mark_trained(rows.tables, rows.keys, self.iteration)
@@ -248,8 +247,6 @@ class Scheduler:
     def _add_to_window(self, ids: IdBatch) -> None:
         """Append a batch to the window, and link each row's use to the use before."""
         self._check(ids)
-        if not self._plans_rows:
-            ids = ids.without_rows()
         number = self.iteration + len(self._window)
         batch, (named_by, place) = self._tracker.locate(number, ids, self.iteration)
         for earlier in self._window:

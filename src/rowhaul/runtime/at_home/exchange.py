@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rowhaul._activity import Activity, doing
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
-from rowhaul.runtime.at_home.kernels import add_gradients, by_table, sort_by_home
+from rowhaul.runtime.at_home.kernels import add_gradients, by_table, copy_values, sort_by_home
 from rowhaul.runtime.batch_rows import BatchRows
 from rowhaul.runtime.row_memory import RowMemory
 from rowhaul.schedule.topology import Topology
@@ -139,9 +139,7 @@ class HomeTables:
         """Copy the values of the rows that a rank needs."""
         home, locations = self.home, served.locations[served.of(rank)]
         out = np.empty((len(locations), home.dim), home.dtype)
-        lengths = np.full(len(locations), home.value_bytes)
-        offsets = np.arange(len(locations)) * home.value_bytes
-        home.arena.copy_out(locations, lengths, offsets, as_bytes(out))
+        copy_values(home.arena.addresses, home.arena.shift, home.arena.record_bytes, locations, out)
         return out
 
     def step(self, served: Served, gradients: Sequence[Floats], rate: float, number: int) -> None:

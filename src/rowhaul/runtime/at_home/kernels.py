@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from rowhaul._kernels import kernel
+from rowhaul._memory import memory_at, prefetch_to_read, record_address
 from rowhaul.schedule.topology import home_shard
+
+RECORDS_AHEAD = 8  # fetched from memory before they are copied
 
 
 @kernel
@@ -66,3 +69,15 @@ def add_gradients(rows, gradients, sums):
     for i in range(len(rows)):
         for column in range(sums.shape[1]):
             sums[rows[i], column] += gradients[i, column]
+
+
+@kernel
+def copy_values(addresses, shift, record_bytes, locations, out):
+    """Copy the first numbers of records, their values."""
+    count, dim = out.shape
+    for i in range(count):
+        ahead = locations[min(i + RECORDS_AHEAD, count - 1)]
+        prefetch_to_read(record_address(addresses, shift, record_bytes, ahead))
+        record = memory_at(record_address(addresses, shift, record_bytes, locations[i]), dim, out.dtype)
+        for column in range(dim):
+            out[i, column] = record[column]

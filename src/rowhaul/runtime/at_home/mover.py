@@ -12,6 +12,7 @@ from rowhaul.runtime.own_samples import own_batch
 from rowhaul.runtime.row_memory import Rates, RowMemory
 from rowhaul.schedule import ScheduleSettings
 from rowhaul.schedule.phases import Phase
+from rowhaul.schedule.plan import Plan
 from rowhaul.schedule.topology import Topology
 from rowhaul.transport.base import Links
 
@@ -46,6 +47,9 @@ class HomeMover(Mover):
         assert self.home is not None, "rows stay at home on workers that store them"
         self._exchange = HomeExchange(self.rank, self.links, topology, self.home, groups)
         self._visits: dict[int, Visit] = {}  # by iteration
+
+    def phases_of(self, plan: Plan, *, early: bool) -> None:
+        """Return nothing: no row moves by a plan."""
 
     def early(self, job: Job) -> None:
         """Find the rows that all ranks need for an iteration."""

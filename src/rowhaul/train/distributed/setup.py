@@ -207,7 +207,7 @@ class _Feeding:
             raise ConfigError('samples may be None only with data_from="rank0", on ranks other than 0')
         if self._leads:
             batches = (as_samples(one) for one in samples)
-            return self._leader_feed(lambda: _peek(batches))
+            return self._leader_feed(lambda: _peek(batches), compares=not isinstance(samples, SampleStream))
         # Files are read once per host. The batches of a user's own loader are read everywhere and compared.
         own = None if isinstance(samples, SampleStream) else map(as_samples, samples)
         return FollowerFeed(self._client(), own)
@@ -270,8 +270,13 @@ class _Feeding:
         self,
         begin: Callable[[], tuple[tuple[str, ...], Iterator[Samples]]],
         complete: Callable[[Samples, Plan], Samples] = lambda samples, plan: samples,
+        *,
+        compares: bool = False,
     ) -> LeaderFeed:
-        """Start a planner; ``begin`` returns the features of the data, and the batches."""
+        """Start a planner; ``begin`` returns the features of the data, and the batches.
+
+        What it plans is compared with what other hosts plan and, with ``compares``, other ranks read.
+        """
         cluster = self.cluster
         others = [rank for rank in cluster.local_ranks if rank != cluster.rank]
         key = self._key()
@@ -291,6 +296,7 @@ class _Feeding:
                 tables_of_features=tables_of_features(only_collection(self.model), features),
                 audience=server,
                 complete=complete,
+                compares=compares or len(cluster.hosts) > 1,
             )
         except BaseException as error:
             if server is not None:

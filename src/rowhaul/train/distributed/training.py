@@ -98,7 +98,7 @@ class DistributedTraining:
                 runtime.dense_bucket_ends,
                 wire=wire_type(dense_wire),
                 # Batch norm sums over the workers in backward(): another order would mix up the messages.
-                overlaps=not any(isinstance(one, BatchNorm1d) for one in model.modules()),
+                overlaps=runtime.early and not any(isinstance(one, BatchNorm1d) for one in model.modules()),
             )
             self._replicas = Replicas(model, cache, optimizer, compare_every)
             state = ReplicaState(model, optimizer, cache) if optimizer is not None else None

@@ -72,6 +72,7 @@ class DenseGradients:
         self._size = self.ends[-1] if self.ends else 0
         self._kept = [torch.empty(0)] * 3
         self._turn = 0
+        self._views_of_totals: dict[int, list[Tensor]] = {}  # by address
         dtypes = {one.dtype for one in self.parameters}
         if len(dtypes) > 1:
             raise ConfigError(
@@ -102,15 +103,23 @@ class DenseGradients:
         first, shared.num_packed = shared.num_packed, count
         some = self.parameters[first:count]
         begin, end = (self.ends[one - 1] if one else 0 for one in (first, count))
-        views = self._views(shared.own[begin:end], some)
-        gradients = [one.grad for one in some]
+        own, gradients = shared.own[begin:end], [one.grad for one in some]
+        here = [one.reshape(-1) for one in gradients if one is not None and one.device == own.device]
+        if some and len(here) == len(some):
+            torch.cat(here, out=own)  # a third of the time of copies one by one
+        else:
+            self._copy(gradients, self._views(own, some))
+        shared.packed += [None if one is None else (one, one._version) for one in gradients]
+
+    @staticmethod
+    def _copy(gradients: Sequence[Tensor | None], views: Sequence[Tensor]) -> None:
+        """Copy gradients that may be absent, or on a card."""
         given = [(view, one) for view, one in zip(views, gradients, strict=True) if one is not None]
         if given:
             torch._foreach_copy_([view for view, _ in given], [one for _, one in given])
         for view, one in zip(views, gradients, strict=True):
             if one is None:
                 view.zero_()
-        shared.packed += [None if one is None else (one, one._version) for one in gradients]
 
     def has_changed(self, shared: SharedGradients) -> bool:
         """Whether a gradient is not what was packed: backward() ran again, or the user has changed it."""
@@ -142,7 +151,10 @@ class DenseGradients:
     def spread(self, shared: SharedGradients) -> None:
         """Set every parameter's gradient to its sum, without a copy: valid until the sum after the next."""
         flags = shared.total[self._size + _FLAGS : self._size + shared.num_head].tolist()
-        views = self._views(shared.total[: self._size], self.parameters)
+        address = shared.total.data_ptr()
+        views = self._views_of_totals.get(address)
+        if views is None:
+            views = self._views_of_totals[address] = self._views(shared.total[: self._size], self.parameters)
         for flag, parameter, view in zip(flags, self.parameters, views, strict=True):
             if flag > 0:
                 parameter.grad = view.to(parameter.device)
@@ -157,4 +169,5 @@ class DenseGradients:
         """Undefined memory, kept from call to call."""
         if self._kept[place].dtype != dtype or self._kept[place].numel() < size:
             self._kept[place] = torch.empty(size, dtype=dtype)
+            self._views_of_totals.clear()
         return self._kept[place][:size]
