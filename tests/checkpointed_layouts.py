@@ -14,6 +14,7 @@ ADAM = replace(CONFIG, rows=OptimizerConfig("adam", 0.01), dense=OptimizerConfig
 # When it is saved, of some split rows one worker has handed its gradient in, and another has not.
 TIGHT = ClusterConfig(workers=3, cache="60", dispatcher="random")
 SAVED = 4
+AT_HOME = ClusterConfig(workers=3, colocated=True, sync="at-home", dispatcher="round-robin")
 
 LAYOUTS: dict[str, dict[str, object]] = {
     "store": {},
@@ -43,5 +44,7 @@ LAYOUTS: dict[str, dict[str, object]] = {
         "cluster": replace(TIGHT, peer_to_peer=True),
         "config": replace(CONFIG, tables={"default": {"ttl": 3}, "item": {"max_rows": 30, "evict": "lfu"}}),
     },
+    "at home": {"cluster": AT_HOME},
+    "at home, adam, shares": {"cluster": replace(AT_HOME, shares="3,1,0"), "config": ADAM},
     "all rows count": {"cluster": ClusterConfig(workers=2, stores=2, first_touch=False, cache="70")},
 }

@@ -15,7 +15,8 @@ from in_process_cluster import Outcome, run_cluster
 from oracles import assert_bit_equal, assert_close, plain, replay
 from training_case import Case
 
-from rowhaul.schedule import Topology, homes_of
+from rowhaul.schedule import Scheduler, Topology, homes_of
+from rowhaul.schedule.row_states import State
 
 NO_SHRINKING = (Phase.explicit, Phase.generate)  # it takes longer than a test may; cases are small anyway
 
@@ -52,14 +53,27 @@ def check(case: Case, outcome: Outcome) -> None:
         for rest in rests:
             assert not rest.cached
             assert not rest.waiting
-            assert not len(rest.states["keys"])
+            assert set(rest.states["state"].tolist()) <= {State.FRESH}  # rows of batches to come
             assert {homes_of([table], [key], case.settings.topology)[0] for table, key in rest.rows} <= {rank}
-    assert outcome.posted == bytes_needed(case, outcome)
+    rows, requests = bytes_needed(case, outcome)
+    assert outcome.posted == rows + requests
+    planned = Counter[tuple[int, int]]()
+    for plan in outcome.plans:
+        pairs = zip(plan.moves.source.tolist(), plan.moves.target.tolist(), strict=True)
+        for pair, size in zip(pairs, plan.moves.num_bytes.tolist(), strict=True):
+            planned[pair] += size
+    assert planned == rows  # plans that count rows count what is sent
+    without = Scheduler(case.settings, case.id_batches())
+    without.count_no_rows()
+    for plan in outcome.plans:
+        assert without.fill()
+        assert np.array_equal(plan.worker, without.plan().worker)
 
 
-def bytes_needed(case: Case, outcome: Outcome) -> Counter[tuple[int, int]]:
-    """The bytes between ranks: numbers of rows, keys and gradients to homes, values from them."""
-    topology, found = case.settings.topology, Counter[tuple[int, int]]()
+def bytes_needed(case: Case, outcome: Outcome) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]]:
+    """The bytes between ranks: values and gradients of rows; numbers of rows and their keys."""
+    topology = case.settings.topology
+    found, requests = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     table_of = {name: number for number, table in enumerate(case.tables) for name in table.feature_names}
     for samples, worker in zip(case.batches, outcome.workers, strict=True):
         for rank in range(topology.num_workers):
@@ -67,12 +81,13 @@ def bytes_needed(case: Case, outcome: Outcome) -> Counter[tuple[int, int]]:
             features = np.repeat(part.features, part.lengths.sum(axis=1))
             rows = {(table_of[name], int(key)) for name, key in zip(features, part.values, strict=True)}
             for home in set(range(topology.num_workers)) - {rank}:
-                found[rank, home] += 8 * len(case.tables)
+                requests[rank, home] += 8 * len(case.tables)
                 for table, key in rows:
                     if homes_of([table], [key], topology)[0] == home:
-                        found[rank, home] += 8 + case.settings.sizes.values[table]
+                        requests[rank, home] += 8
+                        found[rank, home] += case.settings.sizes.values[table]
                         found[home, rank] += case.settings.sizes.values[table]
-    return found
+    return found, requests
 
 
 @settings(max_examples=25, derandomize=True, phases=NO_SHRINKING)

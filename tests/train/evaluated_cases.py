@@ -60,13 +60,16 @@ def some_batches(sizes, num_keys, seed=0):
     return batches
 
 
-def a_case(topology=STORE, sync="on-demand", hot=None, dtype=torch.float32, optimizer="adagrad"):
+def a_case(
+    topology=STORE, sync="on-demand", hot=None, dtype=torch.float32, optimizer="adagrad", dispatcher="joint"
+):
     rule = row_optimizer(optimizer, lr=0.1)
     settings = ScheduleSettings(
         topology=topology,
         sizes=row_sizes(TABLES, rule, dtype),
         prices=(1, 1, 10),
         cache=CacheSettings(capacity=28),
+        dispatcher=dispatcher,
         sync=sync,
         hot=hot,
     )

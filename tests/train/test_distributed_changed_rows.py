@@ -66,6 +66,7 @@ def check(taken, folder):
         "bounded:2",
         "admission",
         "rows that are forgotten",
+        "at home",
     ],
 )
 def test_changes_add_up_to_every_checkpoint(layout, session, tmp_path, taken):

@@ -44,7 +44,11 @@ QUICK = (
     "hot rows",
     "bounded:2",
     "admission",
+    "at home, adam, shares",
 )
+
+
+AT_HOME = {"sync": "at-home", "colocated": True, "dispatcher": "round-robin"}
 
 
 def checkpoint(folder, step):
@@ -100,10 +104,13 @@ def test_control_records_that_were_decided_come_into_force_after_resuming(sessio
             ({}, {"look_ahead": 0}),
             ({"first_touch": False}, {}),
             ({"sync": "bounded:0"}, {"workers": 2}),
+            (AT_HOME, {"workers": 2, "stores": 2}),
+            ({"peer_to_peer": True}, {**AT_HOME, "workers": 2}),
         ],
         ({"stores": 2}, {"workers": 1}),
         ({}, {"workers": 4, "colocated": True, "peer_to_peer": True}),
         ({"sync": "bounded:0"}, {"workers": 2}),
+        (AT_HOME, {"workers": 2, "stores": 2}),
     ),
     ids=str,
 )

@@ -56,6 +56,10 @@ def test_numbers_are_those_of_one_process_however_rows_are_synchronised(sync, ho
     check(a_case(TOPOLOGIES["two stores"], sync, hot, torch.float64, "adam"))
 
 
+def test_numbers_are_those_of_one_process_where_rows_stay_at_home():
+    check(a_case(TOPOLOGIES["co-located"], "at-home", dispatcher="round-robin"))
+
+
 @pytest.mark.parametrize("topology", [STORE, TOPOLOGIES["co-located"]])
 @pytest.mark.parametrize("sizes", [[], [7], [4, 4], [3, 3, 3, 2]], ids=str)
 def test_any_number_of_batches_is_shared(sizes, topology):

@@ -84,6 +84,7 @@ QUICK = (
     "co-located, peers, belady",
     "bounded:2",
     "rows that are forgotten",
+    "at home",
 )
 CASES = mostly_slow(LAYOUTS, *QUICK)
 

@@ -56,9 +56,12 @@ def test_a_resumed_run_has_the_same_bits(row_dtype, session, tmp_path):
             assert one["values"].dtype.itemsize == (1 if row_dtype == "int8" else 2)
 
 
+MOVING = [name for name in LAYOUTS if not name.startswith("at home")]  # rows in few bits move by plans
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("row_dtype", PACKED)
-@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "hot rows, co-located", "bounded:2"))
+@pytest.mark.parametrize("layout", mostly_slow(MOVING, "hot rows, co-located", "bounded:2"))
 def test_the_same_cluster_goes_on_with_the_same_bits(layout, row_dtype, session, tmp_path):
     chosen = replace(session, **LAYOUTS[layout])
     chosen = replace(chosen, config=replace(chosen.config, precision="float32", row_dtype=row_dtype))

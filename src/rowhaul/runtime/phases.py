@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rowhaul.runtime.phase_kernels import mark_needed, number_rows, sort_moves, sort_steps, unnumbered
 from rowhaul.schedule.phases import Phase, phases_of
-from rowhaul.schedule.plan import NO_MOVES, Kind, Moves, Payload, Plan, Steps
+from rowhaul.schedule.plan import NO_MOVES, NO_STEPS, Kind, Moves, Payload, Plan, Steps
 from rowhaul.schedule.row_states import State
 
 Int32s = npt.NDArray[np.int32]
@@ -73,7 +73,7 @@ class RankPhases:
 
     def __init__(self, plan: Plan, rank: int, *, early: bool = True) -> None:
         self.plan, self.rank = plan, rank
-        within, steps = plan.local_moves or NO_MOVES, plan.steps or _NO_STEPS
+        within, steps = plan.local_moves or NO_MOVES, plan.steps or NO_STEPS
         (move_rows, within_rows, step_rows), self.tables, self.keys = _number_rows(plan, rank, within, steps)
         phases = phases_of(plan, early=early)
         num_ranks = 1 + max(
@@ -193,7 +193,6 @@ def _empty(*kinds: Any) -> Any:
     return [np.empty(0, kind) for kind in kinds]
 
 
-_NO_STEPS = Steps(*_empty(np.int32, np.int64, np.int16, np.uint64, np.int32, np.int32, np.uint8, np.uint8))
 NO_DUE_STEPS = DueSteps(*_empty(np.int32, np.uint64, np.int32))
 NO_PAYLOADS = Payloads(
     kind=np.empty(0, np.uint8),

@@ -106,6 +106,18 @@ class Steps:
         return len(self.key)
 
 
+NO_STEPS = Steps(
+    table=np.empty(0, np.int32),
+    key=np.empty(0, np.int64),
+    rank=np.empty(0, np.int16),
+    contributors=np.empty(0, np.uint64),
+    trained=np.empty(0, np.int32),
+    ready=np.empty(0, np.int32),
+    after=np.empty(0, np.uint8),
+    by_peer=np.empty(0, np.uint8),
+)
+
+
 @dataclass(frozen=True)
 class LiveRows:
     """Rows in chunks: the tracked rows that a batch reads, whichever of their chunks exist.

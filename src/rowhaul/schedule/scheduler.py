@@ -61,8 +61,7 @@ class Scheduler:
         self._samples_planned = 0
         self._failed = False
         self._active = ActiveControls(settings.dispatcher, settings.prices, settings.shares)
-        track = RowTracker if settings.sync_mode.plans_rows else UntrackedRows
-        self._tracker = track(settings, self._threads)
+        self._tracker = RowTracker(settings, self._threads)
         self._dispatching = Dispatching(settings, self._tracker.directory, self._active, self._threads)
 
     def fill(self) -> bool:
@@ -82,6 +81,13 @@ class Scheduler:
     def use_threads(self, count: int) -> None:
         """Plan with this many threads: it changes how long plans take, and nothing else."""
         self._threads.use(count)
+
+    def count_no_rows(self) -> None:
+        """Before anything is read: leave rows out of plans by which none moves, which is quicker."""
+        if not self.settings.sync_mode.plans_rows:
+            self._tracker = UntrackedRows(self.settings, self._threads)
+            directory = self._tracker.directory
+            self._dispatching = Dispatching(self.settings, directory, self._active, self._threads)
 
     def post(self, name: str, value: Value) -> ControlRecord:
         """Make a control record now, after the last plan; it is active two iterations later."""

@@ -241,6 +241,7 @@ class ClusterSession(Session):
             optimizer=trainer.dense,
             compare_every=config.cluster.compare_every,
             dense_wire=config.cluster.dense_wire,
+            counts_rows=config.monitoring.explain,
         )
 
     def _hot_set_controller(self) -> HotSetController:

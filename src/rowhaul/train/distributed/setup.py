@@ -73,6 +73,7 @@ def distribute(
     optimizer: Optimizer | None = None,
     compare_every: int | None = None,
     dense_wire: str | None = None,
+    counts_rows: bool = False,
 ) -> DistributedTraining:
     """Spread a model's rows over a cluster; every rank calls it with the same arguments.
 
@@ -99,6 +100,8 @@ def distribute(
         compare_every: iterations between these comparisons, as in `ClusterConfig`; by default that of config.
         dense_wire: ``bfloat16`` rounds dense gradients when they travel, which is not exact, as in
             `ClusterConfig`; by default that of config.
+        counts_rows: whether plans tell which rows are read and stepped where they stay at home, which takes
+            time and is only looked at: in plans of other ways to synchronise, rows always are.
 
     Example:
         >>> with rowhaul.cluster.join(num_stores=1) as cluster:
@@ -148,7 +151,9 @@ def distribute(
     runtime = Runtime(
         cluster.rank,
         make_mover(settings, cluster.rank, cluster.moves, rates, cache, home, collection.feature_groups),
-        _Feeding(cluster, settings, model, layout, start, config.planning_threads).feed(samples, data_from),
+        _Feeding(cluster, settings, model, layout, start, config.planning_threads, counts_rows).feed(
+            samples, data_from
+        ),
         cluster.control,
         cluster.dense,
         cluster.failure,
@@ -198,6 +203,7 @@ class _Feeding:
     layout: TableLayout
     start: Start
     planning_threads: int = 0
+    counts_rows: bool = False
 
     def feed(self, samples: Iterable[Samples | Batch] | None, data_from: str) -> PlanFeed:
         """Make plans here, if this rank leads its host, or take them from the leader."""
@@ -313,6 +319,8 @@ class _Feeding:
     def _scheduler(self, ids: Iterator[IdBatch]) -> Scheduler:
         scheduler = self.layout.make_scheduler(self.settings, ids)
         scheduler.use_threads(self.planning_threads or _idle_cores(self._num_computing))
+        if not self.counts_rows:
+            scheduler.count_no_rows()
         self.start.restore(scheduler)
         return scheduler
 
