@@ -240,7 +240,7 @@ def reported(alone, capsys, found, *, sync="on-demand", precision="float64", den
     layout, trained = alone
     cluster = {"sync": sync, "dense_wire": dense_wire}
     config = TrainConfig.from_dict({"max_steps": 3, "precision": precision, "cluster": cluster})
-    recorded = Recorded(found, [], {"miss_pull": 1234, "evict_push": 0}, 1, 4, 2, 1, "joint")
+    recorded = Recorded(found, [], {"miss_pull": 1234, "evict_push": 0}, 1, 4, 2, 1, "joint", sync)
     comparison = compare(layout, found, trained)
     passes = print_report(config, recorded, comparison, None if config.cluster.inexact else comparison)
     return passes, capsys.readouterr().out
@@ -249,7 +249,7 @@ def reported(alone, capsys, found, *, sync="on-demand", precision="float64", den
 def test_json_says_the_same_as_the_table(alone, capsys):
     layout, trained = alone
     config = TrainConfig.from_dict({"max_steps": 3, "precision": "float64"})
-    recorded = Recorded(trained, [], {"miss_pull": 1234, "evict_push": 0}, 1, 4, 2, 1, "joint")
+    recorded = Recorded(trained, [], {"miss_pull": 1234, "evict_push": 0}, 1, 4, 2, 1, "joint", "on-demand")
     far = compare(layout, corrupted(trained, "item", "values", 7, 0, lambda value: value + 1e-6), trained)
     assert not print_report(config, recorded, far, far, as_json=True)
     found = json.loads(capsys.readouterr().out)

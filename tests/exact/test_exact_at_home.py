@@ -8,15 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from exact_cases import cases
+from exact_cases import cases, random_samples
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from in_process_cluster import Outcome, run_cluster
+from in_process_cluster import Outcome, Rank, run_cluster, train_batch
 from oracles import assert_bit_equal, assert_close, plain, replay
-from training_case import Case
+from training_case import Case, TinyModel, per_sample_loss, row_sizes
 
-from rowhaul.schedule import Scheduler, Topology, homes_of
+from rowhaul.errors import ConfigError
+from rowhaul.nn import Batch, EmbeddingBagConfig, KeyedJaggedTensor
+from rowhaul.optim import row_optimizer
+from rowhaul.schedule import CacheSettings, Scheduler, ScheduleSettings, Topology, homes_of
 from rowhaul.schedule.row_states import State
+from rowhaul.train.distributed.samples import as_samples
 
 NO_SHRINKING = (Phase.explicit, Phase.generate)  # it takes longer than a test may; cases are small anyway
 
@@ -101,3 +105,96 @@ def test_a_cluster_trains_what_one_process_trains(case: Case) -> None:
 @given(at_home_cases())
 def test_many_clusters_train_what_one_process_trains(case: Case) -> None:
     check(case, run_cluster(case))
+
+
+class LeavingRank(Rank):
+    """A rank that leaves sums while its share is 0."""
+
+    may_leave = True
+
+
+@settings(max_examples=5, derandomize=True, phases=NO_SHRINKING)
+@given(at_home_cases(num_workers=3), st.data())
+def test_workers_without_a_share_serve_their_rows(case: Case, data: st.DataObject) -> None:
+    shares = st.tuples(*[st.sampled_from([0, 0, 1, 2])] * 3).filter(any)
+    moments = data.draw(st.sets(st.integers(-1, len(case.batches) - 1), min_size=1, max_size=5))
+    case = replace(case, decisions={one: (("shares", data.draw(shares)),) for one in sorted(moments)})
+    outcome = run_cluster(case, kind=LeavingRank)
+    assert_bit_equal(case, outcome, replay(case, outcome))
+
+
+def a_case() -> Case:
+    """Two workers, one batch of four samples, tables of two features and of one."""
+    tables = tuple(
+        EmbeddingBagConfig(embedding_dim=2, name=name, feature_names=features)
+        for name, features in (("a", ["f0", "f1"]), ("b", ["f2"]))
+    )
+    rng, optimizer = np.random.default_rng(0), row_optimizer("adagrad", lr=0.1)
+    samples = random_samples(rng, ("f0", "f1", "f2"), 8, range(9), 2)
+    case_settings = ScheduleSettings(
+        topology=Topology(2, 0, colocated=True),
+        sizes=row_sizes(tables, optimizer, torch.float64),
+        prices=(1, 1),
+        cache=CacheSettings(0),
+        dispatcher="round-robin",
+        sync="at-home",
+    )
+    return Case(tables, optimizer, case_settings, (samples, samples))
+
+
+def test_a_model_may_read_other_ids_than_those_of_its_batch() -> None:
+    """Copies of the batch's ids, parts of them, and rows that nobody has trained, beside the batch itself."""
+    case = a_case()
+    fresh = TinyModel(case)
+
+    def train(rank: Rank, batch: Batch) -> float | None:
+        names, values, lengths = batch.ids.keys(), batch.ids.values(), batch.ids.lengths()
+        expected = rank.model.rows(batch.ids).values().detach()
+        again = KeyedJaggedTensor(names, values.clone(), lengths=lengths.clone())
+        assert torch.equal(rank.model.rows(again).values(), expected)
+        half = len(batch) // 2
+        first = Batch.from_samples(as_samples(batch).take(np.arange(half)), global_size=8)
+        assert torch.equal(rank.model.rows(first.ids).values(), expected[:half])
+        unknown = torch.full_like(values, 12345)
+        strange = KeyedJaggedTensor(names, unknown, lengths=lengths)
+        assert torch.equal(rank.model.rows(strange).values(), fresh.rows(strange).values())
+        return train_batch(rank, batch)
+
+    outcome = run_cluster(case, train=train)
+    assert_bit_equal(case, outcome, replay(case, outcome))
+
+
+def test_a_batch_may_be_trained_in_parts() -> None:
+    """Gradients of two passes over parts of the batch add up to those of its rows."""
+    case = a_case()
+
+    def train(rank: Rank, batch: Batch) -> float | None:
+        total = torch.zeros((), dtype=case.dtype)
+        samples, half = as_samples(batch), len(batch) // 2
+        for places in (np.arange(half), np.arange(half, len(batch))):
+            part = Batch.from_samples(samples.take(places), global_size=batch.global_size)
+            loss = part.loss(per_sample_loss(rank.model(part), part))
+            loss.backward()
+            total += loss.detach()
+        summed = rank.training.step(total)
+        rank.dense.step()
+        rank.dense.zero_grad()
+        return summed
+
+    outcome = run_cluster(case, train=train)
+    assert_close(case, outcome, plain(case, outcome))
+
+
+def test_training_on_another_batch_is_refused_before_anything_is_handed_over() -> None:
+    case = a_case()
+
+    def train(rank: Rank, batch: Batch) -> float | None:
+        part = Batch.from_samples(as_samples(batch).take(np.arange(1)), global_size=8)
+        part.loss(per_sample_loss(rank.model(part), part)).backward()
+        with pytest.raises(ConfigError, match="train on the dispatched batch, and on nothing else"):
+            rank.training.step()
+        rank.dense.zero_grad()
+        return train_batch(rank, batch)
+
+    outcome = run_cluster(case, train=train)
+    assert_bit_equal(case, outcome, replay(case, outcome))

@@ -33,7 +33,15 @@ def test_a_killed_run_within_a_budget_goes_on_to_the_same_bits(log, tmp_path):
     kill_and_resume("worker 1", 3, log, tmp_path, contents(whole), *budget)
 
 
-def kill_and_resume(victim, seed, log, tmp_path, expected, *more):
+def test_a_killed_run_whose_rows_stay_at_home_goes_on_to_the_same_bits(log, tmp_path):
+    at_home = ("--colocated", "--sync", "at-home", "--batch-size", "50")
+    whole = tmp_path / "whole"
+    subprocess.run(command(log, whole, *at_home), check=True, timeout=200, capture_output=True)
+    workers = {"worker 0": 0, "worker 1": 1}
+    kill_and_resume("worker 0", 4, log, tmp_path, contents(whole), *at_home, roles=workers)
+
+
+def kill_and_resume(victim, seed, log, tmp_path, expected, *more, roles=RANKS):
     """Kill a rank some time after the first checkpoint, and resume: the run learns what was expected."""
     out = tmp_path / "run"
     errors = tmp_path / "stderr.txt"
@@ -43,16 +51,16 @@ def kill_and_resume(victim, seed, log, tmp_path, expected, *more):
         # Somewhere after the first checkpoint, while later steps are trained or saved.
         wait_for(lambda: latest_checkpoint(out / "checkpoints") is not None, 200)
         ranks = rank_processes(psutil.Process(launcher.pid))
-        assert sorted(ranks) == sorted(RANKS.values())
+        assert sorted(ranks) == sorted(roles.values())
         time.sleep(random.Random(seed).random() / 4)
-        os.kill(ranks[RANKS[victim]].pid, signal.SIGKILL)
+        os.kill(ranks[roles[victim]].pid, signal.SIGKILL)
         code = launcher.wait(200)
     finally:
         launcher.kill()
         launcher.wait()
     message = " ".join(errors.read_text().split())
     assert code == 2
-    assert f"rank {RANKS[victim]} ({victim}) was killed by SIGKILL" in message
+    assert f"rank {roles[victim]} ({victim}) was killed by SIGKILL" in message
     assert f"rowhaul train --resume --out {out}" in message
     assert message.count("error:") == 1  # said once, by the launcher
     assert "Ctrl-C" not in message

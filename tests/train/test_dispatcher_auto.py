@@ -1,10 +1,14 @@
-"""`dispatcher: auto`: the quickest where links cost nothing, the one that moves least elsewhere."""
+"""What is ``auto``: the dispatcher and how rows are synchronised hang on hosts, links and rows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from rowhaul.schedule import RowSizes, Topology
+from rowhaul.errors import ConfigError
+from rowhaul.schedule import HotRows, RowPolicy, RowSizes, Topology
 from rowhaul.train.cluster_config import ClusterConfig
 
 
@@ -26,3 +30,70 @@ def test_auto_depends_on_hosts_and_links(given, links, num_hosts, chosen):
 def test_auto_minimises_moves_where_hosts_are_unknown():
     sizes = RowSizes(values=(64,), state=(4,))
     assert ClusterConfig().schedule(Topology(num_workers=2), sizes).dispatcher == "joint"
+
+
+ON_ONE_HOST = ClusterConfig(workers=2, colocated=True)
+SIZES = RowSizes(values=(64,), state=(4,))
+
+
+def chosen_sync(config, num_hosts, *, policies=(), may_stay_home=True):
+    topology = config.topology()
+    settings = config.on_hosts(num_hosts).schedule(
+        topology, SIZES, policies=policies, may_stay_home=may_stay_home
+    )
+    return settings.sync
+
+
+def test_rows_stay_at_home_on_one_host():
+    assert chosen_sync(ON_ONE_HOST, 1) == "at-home"
+    assert chosen_sync(ON_ONE_HOST.on_hosts(1), 1) == "at-home", "also if it is asked twice"
+    assert chosen_sync(replace(ON_ONE_HOST, dispatcher="random"), 1) == "at-home"
+    assert chosen_sync(replace(ON_ONE_HOST, shares="2,1"), 1) == "at-home"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"colocated": False},
+        {"dispatcher": "joint"},
+        {"links": "measure"},
+        {"cache": "64MiB"},
+        {"cache_policy": "lfu"},
+        {"hot_rows": 10},
+        {"hot_rows": "auto"},
+        {"first_touch": False},
+        {"sync": "on-demand"},
+    ],
+    ids=str,
+)
+def test_rows_move_by_plans_where_something_asks_for_them(change):
+    assert chosen_sync(replace(ON_ONE_HOST, **change), 1) == "on-demand"
+
+
+def test_rows_move_by_plans_between_hosts_and_where_they_are_not_whole():
+    assert chosen_sync(ON_ONE_HOST, 2) == "on-demand"
+    assert chosen_sync(ON_ONE_HOST, 1, may_stay_home=False) == "on-demand"
+    assert chosen_sync(ON_ONE_HOST, 1, policies=(RowPolicy(admit_after=2),)) == "on-demand"
+    assert ClusterConfig().schedule(Topology(num_workers=2), SIZES).sync == "on-demand"
+
+
+@pytest.mark.parametrize(
+    ("change", "needs"),
+    [
+        ({"colocated": False}, "workers that store rows themselves"),
+        ({"dispatcher": "joint"}, "a dispatcher that does not look at rows"),
+    ],
+)
+def test_what_needs_a_plan_is_refused_at_home(change, needs):
+    config = replace(ON_ONE_HOST, sync="at-home", **change)
+    with pytest.raises(ConfigError, match=f"at-home plans no rows, so it needs {needs}.* such as on-demand"):
+        chosen_sync(config, 1)
+
+
+@pytest.mark.parametrize("what", ["policies", "hot rows"])
+def test_policies_and_hot_rows_need_a_plan(what):
+    policies = (RowPolicy(ttl=3),) if what == "policies" else ()
+    hot = HotRows(np.zeros(1, np.int32), np.ones(1, np.int64)) if what == "hot rows" else None
+    config = replace(ON_ONE_HOST, sync="at-home").on_hosts(1)
+    with pytest.raises(ConfigError, match=r"at-home plans no rows"):
+        config.schedule(config.topology(), SIZES, policies=policies, hot=hot)

@@ -164,9 +164,17 @@ def run(session: Session, cluster: ThreadCluster, what: str, index: int, hot, fo
         training.close()
 
 
-@pytest.mark.parametrize("hot", [[], [0, 7919, 2 * 7919]], ids=["", "hot"])
+AT_HOME = {"colocated": True, "sync": "at-home", "dispatcher": "round-robin"}
+
+
+@pytest.mark.parametrize(
+    ("hot", "cluster"),
+    [([], {}), ([0, 7919, 2 * 7919], {}), ([], AT_HOME)],
+    ids=["", "hot", "at home"],
+)
 @pytest.mark.parametrize("what", ["loss", "row", "parameter"])
-def test_a_cluster_names_it_on_every_worker_and_never_saves_it(session, tmp_path, what, hot):
+def test_a_cluster_names_it_on_every_worker_and_never_saves_it(session, tmp_path, what, hot, cluster):
+    session = replace(session, cluster=replace(session.cluster, **cluster))
     samples, place = batches_of(session)[BAD_STEP], 17
     trainers: dict[int, Trainer] = {}
     errors: list[BaseException] = []
@@ -179,7 +187,7 @@ def test_a_cluster_names_it_on_every_worker_and_never_saves_it(session, tmp_path
             raise
 
     with pytest.raises(DivergedError):
-        on_threads(ClusterConfig(workers=3).topology(), work)
+        on_threads(session.cluster.topology(), work)
     assert len(errors) >= 3, "all workers"
     (text,) = {str(error) for error in errors}
     assert text.startswith(expected(what, trainers[0], samples, place))

@@ -70,6 +70,7 @@ class Recorded:
     num_workers: int
     num_stores: int  # dedicated ones
     dispatcher: str
+    sync: str
 
     @classmethod
     def read(cls, folder: Path, layout: TableLayout) -> Recorded:
@@ -162,6 +163,8 @@ class _Losses:
 class _RecordedRun(ClusterSession):
     """The run that `rowhaul train` makes, with a note of who trained what."""
 
+    counts_rows = True
+
     def __init__(self, *arguments: Any) -> None:
         self._workers: list[npt.NDArray[np.int32]] = []
         self._num_bytes = np.zeros(len(KIND_NAMES) + 1, np.int64)
@@ -186,6 +189,7 @@ class _RecordedRun(ClusterSession):
             "num_workers": topology.num_workers,
             "num_stores": topology.num_ranks - topology.num_workers,
             "dispatcher": self.config.cluster.dispatcher,
+            "sync": self.training.settings.sync,
         }
 
 

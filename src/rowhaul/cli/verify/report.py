@@ -49,7 +49,7 @@ def print_report(
             "workers": recorded.num_workers,
             "stores": recorded.num_stores,
             "dispatcher": recorded.dispatcher,
-            "sync": config.cluster.sync,
+            "sync": recorded.sync,
         }
         found = _numbers(config, recorded.trained, plain, verdict)
         replayed = replay.kinds if replay is not None else None
@@ -134,7 +134,7 @@ def _cluster(config: TrainConfig, recorded: Recorded) -> str:
     workers = counted(recorded.num_workers, "worker")
     if config.device != "cpu":
         workers += f" on {config.device}"
-    return f"{workers}, {stores}, {recorded.dispatcher}, {cluster.sync}"
+    return f"{workers}, {stores}, {recorded.dispatcher}, {recorded.sync}"
 
 
 def _differences(

@@ -66,6 +66,7 @@ class ClusterSession(Session):
     """The session of one rank of a cluster; rank 0 leads."""
 
     log: ClusterLog
+    counts_rows = False  # whether plans count rows that stay at home, as they do with --explain
 
     def __init__(
         self,
@@ -241,7 +242,7 @@ class ClusterSession(Session):
             optimizer=trainer.dense,
             compare_every=config.cluster.compare_every,
             dense_wire=config.cluster.dense_wire,
-            counts_rows=config.monitoring.explain,
+            counts_rows=self.counts_rows or config.monitoring.explain,
         )
 
     def _hot_set_controller(self) -> HotSetController:
