@@ -19,6 +19,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, EmbeddingBagConfig, KeyedJaggedTensor
 from rowhaul.optim import row_optimizer
 from rowhaul.schedule import CacheSettings, Scheduler, ScheduleSettings, Topology, homes_of
+from rowhaul.schedule.plan import Kind
 from rowhaul.schedule.row_states import State
 from rowhaul.train.distributed.samples import as_samples
 
@@ -67,11 +68,27 @@ def check(case: Case, outcome: Outcome) -> None:
         for pair, size in zip(pairs, plan.moves.num_bytes.tolist(), strict=True):
             planned[pair] += size
     assert planned == rows  # plans that count rows count what is sent
+    check_counts(outcome)
     without = Scheduler(case.settings, case.id_batches())
     without.count_no_rows()
     for plan in outcome.plans:
         assert without.fill()
         assert np.array_equal(plan.worker, without.plan().worker)
+
+
+def check_counts(outcome: Outcome) -> None:
+    """Ranks count what plans that count rows say of them."""
+    for rank, jobs in enumerate(outcome.jobs):
+        for job in jobs:
+            plan, moves = job.plan, job.plan.moves
+            pulled = moves.kind == Kind.MISS_PULL
+            expected = {
+                "rows_needed": plan.lookups[rank],
+                "rows_here": plan.hits[rank],
+                "bytes_read": moves.num_bytes[pulled & (moves.target == rank)].sum(),
+                "bytes_served": moves.num_bytes[pulled & (moves.source == rank)].sum(),
+            }
+            assert dict(job.counts) == expected
 
 
 def bytes_needed(case: Case, outcome: Outcome) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]]:

@@ -14,9 +14,13 @@ from rowhaul.errors import CheckpointError, RankLostError
 from rowhaul.monitoring.health import check_health
 from rowhaul.monitoring.monitor import RankLabels
 from rowhaul.monitoring.run_monitor import RunMonitor
+from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
+from rowhaul.schedule import CacheSettings, IdBatch, RowSizes, Scheduler, ScheduleSettings, Topology
+from rowhaul.schedule.plan import KIND_NAMES, ROW_COUNTS
 from rowhaul.train import TrainConfig, train_run
 from rowhaul.train.config import ModelConfig
+from rowhaul.train.distributed.log import ClusterLog
 
 CONFIG = TrainConfig(
     model=ModelConfig(embedding_dim=4), batch_size=500, log_every=3, eval_every=5, checkpoint_every=4
@@ -137,11 +141,53 @@ def test_measurements_count_once_for_every_iteration():
         measures = np.zeros((2, len(MEASURES)))
         measures[0, [compute, iteration]] = seconds, finished
         measures[1, iteration] = finished
-        monitor._measure(measures)
+        monitor._measure(measures, has_rows=True)
     shown = collected(monitor)
     assert shown.by("rowhaul_rank_iteration", "rank", "host") == {("0", "a"): 13, ("1", "b"): 13}
     seconds = shown.by("rowhaul_rank_seconds_total", "rank", "phase")
     assert seconds["0", "compute"] == 1.0 + 2 * 2.0
+
+
+def test_rows_that_plans_leave_out_count_as_ranks_report_them(tmp_path):
+    """In the monitor and in the log: what is read of other ranks, and as many gradients."""
+    monitor, topology = RunMonitor(), Topology(2, 0, colocated=True)
+    labels = [RankLabels(0, "worker", "a"), RankLabels(1, "worker", "a")]
+    monitor.joined(labels, [], MEASURES, lambda: None)
+    monitor.started(0, 0, 9, 9)
+    settings = ScheduleSettings(
+        topology=topology,
+        sizes=RowSizes((64,), (4,)),
+        prices=(1, 1),
+        cache=CacheSettings(0),
+        dispatcher="round-robin",
+        sync="at-home",
+    )
+    ids = IdBatch.from_features([0], np.arange(4), np.ones((1, 4), np.int32))
+    scheduler = Scheduler(settings, [ids] * 2)
+    scheduler.count_no_rows()
+    log = ClusterLog(tmp_path, 0, topology, every=2)
+    for finished in (1, 2):
+        assert scheduler.fill()
+        measures = np.zeros((2, len(MEASURES)))
+        measures[:, MEASURES.index("iteration")] = finished
+        for name, counts in zip(ROW_COUNTS, ((10, 8), (6, 3), (256, 320), (320, 256)), strict=True):
+            measures[:, MEASURES.index(name)] = counts
+        job = Job(scheduler.plan(), None, measures=measures)
+        monitor.iterated(job.plan, job.measures)
+        log.iterated(job)
+    shown = collected(monitor)
+    assert shown.by("rowhaul_cache_lookups_total", "rank") == {("0",): 20, ("1",): 16}
+    assert shown.by("rowhaul_cache_hits_total", "rank") == {("0",): 12, ("1",): 6}
+    moved = {(kind,): 0 for kind in KIND_NAMES}
+    both = ("miss_pull",), ("update_push",)
+    assert shown.by("rowhaul_moved_rows_total", "kind") == {**moved, **dict.fromkeys(both, 18)}
+    assert shown.by("rowhaul_moved_bytes_total", "kind") == {**moved, **dict.fromkeys(both, 2 * 576)}
+    log.write_more(2)
+    (line,) = lines_of(tmp_path, "cluster")
+    assert line["hit_ratio"] == 9 / 18
+    assert line["rows/miss_pull"] == line["rows/update_push"] == 9
+    assert line["bytes/miss_pull"] == line["bytes/update_push"] == 576
+    assert line["link/worker 0 sent bytes"] == line["link/worker 1 received bytes"] == 576
 
 
 def test_health_names_the_lost_rank_and_the_lack_of_progress():

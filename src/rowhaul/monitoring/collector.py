@@ -16,12 +16,13 @@ from rowhaul import __version__
 from rowhaul.monitoring.health import Health
 from rowhaul.monitoring.monitor import PHASES
 from rowhaul.monitoring.run_monitor import RunMonitor
-from rowhaul.schedule.plan import KIND_NAMES
+from rowhaul.schedule.plan import KIND_NAMES, ROW_COUNTS
 
 Sample = tuple[Sequence[object], float]
 
 _RANK = ("rank", "role", "host")
-_NO_SECONDS = ("cpu", "samples", "iteration", "slack")  # measures that are no time spent in an iteration
+# Measures that are no time spent in an iteration.
+_NO_SECONDS = ("cpu", "samples", "iteration", "slack", *ROW_COUNTS)
 _EVALUATION = {
     "auc": "Area under the ROC curve of the last evaluation.",
     "log_loss": "Log loss of the last evaluation.",

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rowhaul.monitoring.monitor import FINISHED, SAVING, STARTING, Monitor, RankLabels
 from rowhaul.schedule import Plan
-from rowhaul.schedule.plan import KIND_NAMES, RowCounts
+from rowhaul.schedule.plan import KIND_NAMES, ROW_COUNTS, Kind, RowCounts
 
 Ints = npt.NDArray[np.int64]
 
@@ -116,18 +116,29 @@ class RunMonitor(Monitor):
         self.rank_samples += np.bincount(plan.worker, minlength=count)
         self.row_counts += RowCounts.of_plan(plan)
         if measures is not None:
-            self._measure(measures)
+            self._measure(measures, has_rows=bool(plan.lookups.any()))
 
-    def _measure(self, measures: npt.NDArray[np.float64]) -> None:
+    def _measure(self, measures: npt.NDArray[np.float64], *, has_rows: bool) -> None:
         """Add measurements once for every iteration that ranks have finished since the last ones.
 
         A message brings those of the latest iteration: they stand for one that no message has brought, and
-        are not counted again where a message repeats them.
+        are not counted again where a message repeats them. Rows count where the plan has none.
         """
         finished = measures[:, self.measures.index("iteration")].astype(np.int64)
-        self.sums += np.maximum(finished - self.iterations, 0)[:, None] * measures
+        more = np.maximum(finished - self.iterations, 0)[:, None] * measures
+        self.sums += more
+        if not has_rows and set(ROW_COUNTS) <= set(self.measures):
+            self._count_rows(*more[:, [self.measures.index(name) for name in ROW_COUNTS]].T.astype(np.int64))
         np.maximum(self.iterations, finished, out=self.iterations)
         self.latest = measures
+
+    def _count_rows(self, needed: Ints, here: Ints, num_bytes: Ints, served: Ints) -> None:
+        """Count rows that stay at home: those that are not here are read, and their gradients returned."""
+        self.lookups += needed
+        self.hits += here
+        for kind in (Kind.MISS_PULL, Kind.UPDATE_PUSH):
+            self.moved_rows[kind] += (needed - here).sum()
+            self.moved_bytes[kind] += num_bytes.sum()
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Keep the metrics of an evaluation."""

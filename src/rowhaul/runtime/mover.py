@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +43,7 @@ class Job:
     samples: Samples | None = None
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     num_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (kind, peer) sent
+    counts: Mapping[str, int] = field(default_factory=dict)  # of rows that no plan counts
     num_samples: int = 0  # trained on this rank
     catch_up_bytes: int = 0  # sent by rank 0 before it, to workers that were left out
     batch: Batch | None = None  # trained on this rank, where rows are looked up before

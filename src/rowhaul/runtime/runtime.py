@@ -25,17 +25,18 @@ from rowhaul.planning.feed import PlanFeed
 from rowhaul.planning.replicas import ReplicaDigests
 from rowhaul.runtime.mover import Job, Mover, TrainedRows
 from rowhaul.schedule import Plan, Scheduler
+from rowhaul.schedule.plan import ROW_COUNTS
 from rowhaul.transport.base import Collective, Wire
 
 AHEAD = 2  # iterations agreed on beyond the one in training; one more may be planned
 # Iteration t + this is agreed on when t + 2 gets its rows: then t + 1 is trained, and t's digests are known.
 DIGEST_DELAY = AHEAD + 3
 
-# What ranks report to each other with every plan: all in seconds, except for the samples and the iteration,
-# which is the number of iterations that the rank has finished.
+# What ranks report to each other with every plan: seconds, but for the samples, the iteration, which is the
+# number of iterations that the rank has finished, and the counts of rows that plans leave out.
 MEASURES = (
     "cpu", "samples", "compute", "all_reduce", "waiting", "push", "pull", "early", "dispatch", "slack",
-    "iteration",
+    "iteration", *ROW_COUNTS,
 )  # fmt: skip
 CPU, ITERATION = MEASURES.index("cpu"), MEASURES.index("iteration")
 
@@ -169,7 +170,7 @@ class Runtime:
 
     def note_measures(self, job: Job) -> None:
         """Report a finished iteration's measurements to all ranks with the next plan."""
-        measured = {**job.seconds, "slack": job.slack_seconds, "samples": job.num_samples}
+        measured = {**job.seconds, **job.counts, "slack": job.slack_seconds, "samples": job.num_samples}
         measured["iteration"] = job.plan.iteration + 1
         # A new array: the control thread may be sending the old one.
         self.measures = np.array([measured.get(name, 0.0) for name in MEASURES])

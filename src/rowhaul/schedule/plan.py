@@ -40,6 +40,11 @@ class Payload(IntFlag):
 KIND_NAMES = tuple(kind.name.lower() for kind in Kind)
 
 
+# What ranks report where rows stay at home and plans leave them out: the rows that an iteration needed of a
+# rank, those that it stores itself, and the bytes of the others, which it reads; as many return as gradients.
+ROW_COUNTS = "rows_needed", "rows_here", "bytes_read", "bytes_served"
+
+
 @dataclass(frozen=True)
 class Moves:
     """The point-to-point moves of an iteration, one element of every array each."""

@@ -7,6 +7,7 @@ and take one step for each row. The rows of its own home a rank reads where they
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +62,6 @@ class Visit:
     found: list[FoundRows]  # by feature group
     asked: list[Asked]  # by group of tables, as all that follow
     served: list[Served] = field(default_factory=list)
-    sent_bytes: dict[int, int] = field(default_factory=dict)  # by rank
 
 
 @dataclass(frozen=True)
@@ -191,16 +191,14 @@ class HomeExchange:
         widths = [one.num_tables for one in self.tables]
         heard = {peer: np.empty(sum(widths), np.int64) for peer in self._peers}
         mine = [np.concatenate([one.counts[home] for one in visit.asked]) for home in range(self._num_ranks)]
-        self._swap(visit, [heard], [{peer: mine[peer] for peer in self._peers}])
+        self._swap([heard], [{peer: mine[peer] for peer in self._peers}])
         ends = np.cumsum(widths)[:-1]
         every = [np.split(heard.get(rank, mine[rank]), ends) for rank in range(self._num_ranks)]
         counts = [np.stack([every[rank][place] for rank in range(self._num_ranks)]) for place in self._places]
         keys = [
             {rank: np.empty(int(asked[rank].sum()), np.int64) for rank in self._peers} for asked in counts
         ]
-        self._swap(
-            visit, keys, [{peer: one.keys[one.of(peer)] for peer in self._peers} for one in visit.asked]
-        )
+        self._swap(keys, [{peer: one.keys[one.of(peer)] for peer in self._peers} for one in visit.asked])
         for place, one in enumerate(self.tables):
             keys[place][self._rank] = visit.asked[place].keys[visit.asked[place].of(self._rank)]
             ordered = [keys[place][rank] for rank in range(self._num_ranks)]
@@ -219,7 +217,7 @@ class HomeExchange:
             {peer: tables.values(served, peer) for peer in self._peers}
             for tables, served in zip(self.tables, visit.served, strict=True)
         ]
-        self._swap(visit, receives, sends)
+        self._swap(receives, sends)
         rows: dict[int, RowsRead] = {}
         for place, tables in enumerate(self.tables):
             locations = self._locations(visit.asked[place], visit.served[place])
@@ -230,6 +228,20 @@ class HomeExchange:
                 rows[number] = rows_read(number, visit.features, found, some, tables.home, copies[place])
                 first += len(found.keys)
         return [rows[number] for number in sorted(rows)]
+
+    def counts(self, visit: Visit) -> dict[str, int]:
+        """Count what an iteration reads, by the names of `rowhaul.runtime.runtime.MEASURES`.
+
+        As many bytes as are read return as gradients.
+        """
+        found = Counter[str]()
+        for tables, asked, served in zip(self.tables, visit.asked, visit.served, strict=True):
+            needed, here = len(asked.order), int(asked.counts[self._rank].sum())
+            found["rows_needed"] += needed
+            found["rows_here"] += here
+            found["bytes_read"] += (needed - here) * tables.home.value_bytes
+            found["bytes_served"] += (len(served.rows) - here) * tables.home.value_bytes
+        return found
 
     def step(self, visit: Visit, gradients: Mapping[int, Floats], rate: float, number: int) -> None:
         """Hand gradients over to the homes of their rows; step the rows that are stored here.
@@ -254,7 +266,7 @@ class HomeExchange:
                 {peer: np.empty((len(served.of(peer)), home.dim), home.dtype) for peer in self._peers}
             )
         own = [one.pop(self._rank) for one in sends]
-        self._swap(visit, receives, sends)
+        self._swap(receives, sends)
         for place, tables in enumerate(self.tables):
             receives[place][self._rank] = own[place]
             ordered = [receives[place][rank] for rank in range(self._num_ranks)]
@@ -276,20 +288,14 @@ class HomeExchange:
         locations[elsewhere] = -1 - np.arange(len(elsewhere))
         return locations
 
-    def _swap(
-        self, visit: Visit, receives: Sequence[Mapping[int, Any]], sends: Sequence[Mapping[int, Any]]
-    ) -> None:
+    def _swap(self, receives: Sequence[Mapping[int, Any]], sends: Sequence[Mapping[int, Any]]) -> None:
         """Exchange arrays with the other ranks, one after the other."""
         if not self._peers:
             return
         transfers = []
         for arriving, leaving in zip(receives, sends, strict=True):
-            out = {peer: as_bytes(array) for peer, array in leaving.items()}
-            for peer, data in out.items():
-                visit.sent_bytes[peer] = visit.sent_bytes.get(peer, 0) + data.nbytes
-            transfers.append(
-                self.links.post({peer: as_bytes(array) for peer, array in arriving.items()}, out)
-            )
+            buffers = ({peer: as_bytes(array) for peer, array in one.items()} for one in (arriving, leaving))
+            transfers.append(self.links.post(*buffers))
         with doing(Activity.AWAITING_ROWS):
             for transfer in transfers:
                 transfer.wait_received()

@@ -64,7 +64,8 @@ class HomeMover(Mover):
         """Read the values of these rows."""
         began = time.monotonic()
         with timed(job, "pull"):
-            job.rows = self._linked().read(self._visits[job.plan.iteration])
+            visit = self._visits[job.plan.iteration]
+            job.rows, job.counts = self._linked().read(visit), self._exchange.counts(visit)
         self.on_phase(job.plan.iteration, Phase.LATE_SECOND, began)
 
     def finish(self, job: Job, trained: TrainedRows | None) -> None:

@@ -16,19 +16,20 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from rowhaul.cluster import Cluster
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor, RankLabels
 from rowhaul.runtime.mover import Job
 from rowhaul.runtime.runtime import MEASURES
 from rowhaul.schedule import Topology
-from rowhaul.schedule.plan import KIND_NAMES, RowCounts
+from rowhaul.schedule.plan import KIND_NAMES, ROW_COUNTS, Kind, RowCounts
 from rowhaul.train.distributed.training import DistributedTraining
 from rowhaul.train.log import TrainingLog
 from rowhaul.train.trainer import Trainer
 
 _STARTING_STEPS = 10  # whose plans could not overlap with training, and had kernels to compile
-_SECONDS = [name for name in MEASURES if name not in ("cpu", "samples", "iteration")]
+_SECONDS = [name for name in MEASURES if name not in ("cpu", "samples", "iteration", *ROW_COUNTS)]
 
 
 def introduce_ranks(
@@ -105,11 +106,27 @@ class ClusterLog(TrainingLog):
             measured = dict(zip(MEASURES, counted.T, strict=True))
             for name in _SECONDS:
                 sums[f"seconds/{name}"] += float(measured[name].mean())
+            if not plan.lookups.any():
+                self._count_rows(job.measures[:, [MEASURES.index(name) for name in ROW_COUNTS]])
             if self.num_steps > _STARTING_STEPS:
                 self._slack_least = min(self._slack_least, float(measured["slack"].min()))
             cpu = float(job.measures[:, MEASURES.index("cpu")].sum())
             sums["seconds/cpu of all ranks"] += cpu - self._cpu if self._cpu else 0.0
             self._cpu = cpu
+
+    def _count_rows(self, counts: npt.NDArray[np.float64]) -> None:
+        """Add rows that stay at home, ranks x `ROW_COUNTS`: gradients return as values were read."""
+        sums, (needed, here, read, served) = self._sums, counts.T
+        if not needed.any():
+            return
+        sums["lookups"] += needed.sum()
+        sums["hits"] += here.sum()
+        for kind in (Kind.MISS_PULL, Kind.UPDATE_PUSH):
+            sums[f"rows/{KIND_NAMES[kind]}"] += (needed - here).sum()
+            sums[f"bytes/{KIND_NAMES[kind]}"] += read.sum()
+        for rank, value in enumerate((read + served).tolist()):
+            for way in ("sent", "received"):
+                sums[f"link/worker {rank} {way} bytes"] += value
 
     def tell(self, text: str) -> None:
         """Log a line of text: what was decided, and why."""
