@@ -2,7 +2,8 @@
 
 Each rank is pinned to a core of its own, so that "twice as many machines" means twice as many processors and
 nothing else. The ranks are co-located and send rows to each other; they talk over shared memory, or with
-``--link 1gbit`` over a shaped link between two network namespaces (needs root). Both sides take turns; the
+``--link 1gbit`` over a shaped link between two network namespaces (needs root). On one host rows stay at home, over a
+link they move as plans say; ``--sync`` chooses. Both sides take turns; the
 table has medians of samples per second, and what a step costs the processor: milliseconds by thread, and in a
 run of its own by part of the work. The latter can be trusted where other programs run, too.
 
@@ -202,7 +203,7 @@ def measure(
     with tempfile.TemporaryDirectory() as results:
         environment = {**os.environ, "SCALING_RESULTS": results, "OMP_NUM_THREADS": str(threads)}
         command = [sys.executable, __file__, "--as", "rank", folder, str(per_rank), str(steps), str(threads)]
-        command += [str(num_ranks), given.dispatcher, given.data_from, str(int(by_part))]
+        command += [str(num_ranks), given.dispatcher, given.sync, given.data_from, str(int(by_part))]
         if num_ranks == 1:
             children = [
                 subprocess.Popen(command, env={**environment, CORE: str(core)}) for core in range(num_apart)
@@ -293,6 +294,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="how many, against one")
     parser.add_argument("--link", default="", help="such as 1gbit: over shaped links, not shared memory")
     parser.add_argument("--dispatcher", default="", help="instead of the default")
+    parser.add_argument("--sync", default="", help="instead of the default, such as on-demand")
     parser.add_argument("--data-from", default="every_host", help="as of rowhaul train")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-parts", dest="parts", action="store_false", help="leave out times by part")
@@ -300,9 +302,10 @@ def main() -> None:
     parser.add_argument("rest", nargs="*")
     given = parser.parse_args()
     if given.role:
-        folder, per_rank, steps, threads, num_ranks, dispatcher, data_from, by_part = given.rest
+        folder, per_rank, steps, threads, num_ranks, dispatcher, sync, data_from, by_part = given.rest
         cluster = {"workers": int(num_ranks), "data_from": data_from}
-        cluster |= {"dispatcher": dispatcher} if dispatcher else {}
+        chosen = {"dispatcher": dispatcher, "sync": sync}
+        cluster |= {name: value for name, value in chosen.items() if value}
         train(folder, int(per_rank), int(steps), int(threads), cluster, bool(int(by_part)))
         return
     if given.ranks < 2:

@@ -165,16 +165,17 @@ def test_rows_that_plans_leave_out_count_as_ranks_report_them(tmp_path):
     ids = IdBatch.from_features([0], np.arange(4), np.ones((1, 4), np.int32))
     scheduler = Scheduler(settings, [ids] * 2)
     scheduler.count_no_rows()
-    log = ClusterLog(tmp_path, 0, topology, every=2)
-    for finished in (1, 2):
-        assert scheduler.fill()
-        measures = np.zeros((2, len(MEASURES)))
-        measures[:, MEASURES.index("iteration")] = finished
-        for name, counts in zip(ROW_COUNTS, ((10, 8), (6, 3), (256, 320), (320, 256)), strict=True):
-            measures[:, MEASURES.index(name)] = counts
-        job = Job(scheduler.plan(), None, measures=measures)
-        monitor.iterated(job.plan, job.measures)
-        log.iterated(job)
+    with ClusterLog(tmp_path, 0, topology, every=2) as log:
+        for finished in (1, 2):
+            assert scheduler.fill()
+            measures = np.zeros((2, len(MEASURES)))
+            measures[:, MEASURES.index("iteration")] = finished
+            for name, counts in zip(ROW_COUNTS, ((10, 8), (6, 3), (256, 320), (320, 256)), strict=True):
+                measures[:, MEASURES.index(name)] = counts
+            job = Job(scheduler.plan(), None, measures=measures)
+            monitor.iterated(job.plan, job.measures)
+            log.iterated(job)
+        log.write_more(2)
     shown = collected(monitor)
     assert shown.by("rowhaul_cache_lookups_total", "rank") == {("0",): 20, ("1",): 16}
     assert shown.by("rowhaul_cache_hits_total", "rank") == {("0",): 12, ("1",): 6}
@@ -182,7 +183,6 @@ def test_rows_that_plans_leave_out_count_as_ranks_report_them(tmp_path):
     both = ("miss_pull",), ("update_push",)
     assert shown.by("rowhaul_moved_rows_total", "kind") == {**moved, **dict.fromkeys(both, 18)}
     assert shown.by("rowhaul_moved_bytes_total", "kind") == {**moved, **dict.fromkeys(both, 2 * 576)}
-    log.write_more(2)
     (line,) = lines_of(tmp_path, "cluster")
     assert line["hit_ratio"] == 9 / 18
     assert line["rows/miss_pull"] == line["rows/update_push"] == 9
