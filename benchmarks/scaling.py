@@ -2,10 +2,11 @@
 
 Each rank is pinned to a core of its own, so that "twice as many machines" means twice as many processors and
 nothing else. The ranks are co-located and send rows to each other; they talk over shared memory, or with
-``--link 1gbit`` over a shaped link between two network namespaces (needs root). On one host rows stay at home, over a
-link they move as plans say; ``--sync`` chooses. Both sides take turns; the
-table has medians of samples per second, and what a step costs the processor: milliseconds by thread, and in a
-run of its own by part of the work. The latter can be trusted where other programs run, too.
+``--link 1gbit`` over a shaped link between two network namespaces (needs root). On one host rows stay at
+home, over a link they move as plans say; ``--sync`` chooses, and ``--against on-demand`` measures another way
+beside it. All sides take turns; the table has medians of samples per second, and what a step costs the
+processor: milliseconds by thread, and in a run of its own by part of the work. The latter can be trusted
+where other programs run, too.
 
 One rank trains N samples a step, two train 2 N, and so does one process with two threads, which is what one
 would use on a single machine. Two single processes that share nothing but the machine, and learn two models,
@@ -232,9 +233,13 @@ def compare(given: argparse.Namespace, folder: str, per_rank: int) -> list[objec
     """Measure both sides in turns; return a line of the table, and print the threads' times."""
     count = given.ranks
     alone, apart, both, threaded = [], [], [], []
+    against: list[Any] = []
+    other = argparse.Namespace(**{**vars(given), "sync": given.against})
     for _ in range(given.repeats):
         alone.append(measure(given, folder, per_rank, 1)[0])
         both.append(measure(given, folder, per_rank, count))
+        if given.against:
+            against.append(measure(other, folder, per_rank, count))
         threaded.append(measure(given, folder, count * per_rank, 1, threads=count))
         apart.append(measure(given, folder, per_rank, 1, num_apart=count))
     ratios = [
@@ -242,7 +247,7 @@ def compare(given: argparse.Namespace, folder: str, per_rank: int) -> list[objec
             count * one["seconds"] / max(rank["seconds"] for rank in several)
             for one, several in zip(alone, side, strict=True)
         )
-        for side in (both, threaded, apart)
+        for side in (both, *([against] if against else []), threaded, apart)
     ]
     console.print(f"\n{per_rank:,} samples a rank, CPU ms a step by thread")
     sides = {"one rank": alone}
@@ -295,6 +300,7 @@ def main() -> None:
     parser.add_argument("--link", default="", help="such as 1gbit: over shaped links, not shared memory")
     parser.add_argument("--dispatcher", default="", help="instead of the default")
     parser.add_argument("--sync", default="", help="instead of the default, such as on-demand")
+    parser.add_argument("--against", default="", help="another way to synchronise rows, in the same turns")
     parser.add_argument("--data-from", default="every_host", help="as of rowhaul train")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-parts", dest="parts", action="store_false", help="leave out times by part")
@@ -321,6 +327,7 @@ def main() -> None:
         rows = [compare(given, folder, int(per_rank)) for per_rank in given.per_rank.split(",")]
     several = f"{given.ranks} ranks"
     columns = ["samples a rank", "one rank, samples/s", f"{several}, samples/s", f"{several}: ratio"]
+    columns += [f"{several}, {given.against}: ratio"] if given.against else []
     columns += [f"one process, {given.ranks} threads: ratio", f"{given.ranks} apart: ratio"]
     columns += ["CPU ms a step: one rank", "first of them", "last"]
     where = f"over links of {given.link}" if given.link else "over shared memory"

@@ -215,3 +215,15 @@ def test_training_on_another_batch_is_refused_before_anything_is_handed_over() -
 
     outcome = run_cluster(case, train=train)
     assert_bit_equal(case, outcome, replay(case, outcome))
+
+
+def test_rows_are_gone_after_the_step() -> None:
+    def train(rank: Rank, batch: Batch) -> float | None:
+        summed = train_batch(rank, batch)
+        with pytest.raises(ConfigError, match="has the rows of its batch from when it gets it until step"):
+            rank.model.rows(batch.ids)
+        return summed
+
+    case = a_case()
+    outcome = run_cluster(case, train=train)
+    assert_bit_equal(case, outcome, replay(case, outcome))

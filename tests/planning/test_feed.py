@@ -13,10 +13,10 @@ from rowhaul.planning.planner import samples_digest
 from rowhaul.schedule import ControlRecord
 
 
-def feeds(batches, *, own_samples=None, failure=None):
+def feeds(batches, *, own_samples=None, failure=None, **settings):
     failure = failure or Failure()
     server, client = connected(leader_failure=failure)
-    leader = LeaderFeed(planner(batches, failure, audience=server), server, failure)
+    leader = LeaderFeed(planner(batches, failure, audience=server, **settings), server, failure)
     return leader, FollowerFeed(client, own_samples)
 
 
@@ -44,6 +44,18 @@ def test_the_digest_of_a_ranks_own_reading_differs_where_its_samples_do():
         planned.append(follower.next().samples_digest)
         own.append(follower.own_digest)
     assert own == [planned[0], samples_digest(samples(9)), NO_DIGEST]
+    close_all(leader, follower)
+
+
+def test_a_rank_that_reads_for_itself_compares_where_its_leader_does_not():
+    batches = [samples(number) for number in range(2)]
+    leader, follower = feeds(batches, own_samples=[samples(0), samples(9)], compares=False)
+    leader.allow(1)
+    assert leader.next().samples_digest == leader.own_digest == NO_DIGEST
+    follower.next()
+    assert follower.own_digest == NO_DIGEST, "the same"
+    follower.next()
+    assert follower.own_digest == samples_digest(samples(9))
     close_all(leader, follower)
 
 

@@ -335,3 +335,40 @@ def test_a_scheduler_that_has_failed_has_no_state() -> None:
         scheduler.plan()
     with pytest.raises(DataError, match="no state to export"):
         scheduler.export()
+
+
+@pytest.mark.parametrize("counted", [(True, False), (False, True), (False, False)], ids=str)
+def test_rows_at_home_are_checked_whether_they_are_counted_or_not(counted):
+    """A run goes on with and without explanations; other ids than those read ahead are refused."""
+    at_home = ScheduleSettings(
+        topology=Topology(2, 0, colocated=True),
+        sizes=RowSizes((4,), (4,)),
+        prices=(1, 1),
+        cache=CacheSettings(0),
+        dispatcher="random",
+        sync="at-home",
+        look_ahead=2,
+    )
+    batches = [IdBatch(np.arange(5), np.zeros(4, np.int32), np.arange(4) + number) for number in range(6)]
+
+    def scheduler(some, counts):
+        made = Scheduler(at_home, some)
+        if not counts:
+            made.count_no_rows()
+        return made
+
+    before, after = counted
+    first = scheduler(batches, before)
+    for _ in range(2):
+        assert first.fill()
+        first.plan()
+    assert first.fill()
+    state = first.export()
+    second = scheduler(batches[2:], after)
+    second.restore(state)
+    while first.fill():
+        assert second.fill()
+        assert np.array_equal(first.plan().worker, second.plan().worker)
+    assert not second.fill()
+    with pytest.raises(CheckpointError, match="is not the one that was read before the checkpoint"):
+        scheduler(batches[3:], after).restore(state)

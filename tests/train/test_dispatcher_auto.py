@@ -95,5 +95,11 @@ def test_policies_and_hot_rows_need_a_plan(what):
     policies = (RowPolicy(ttl=3),) if what == "policies" else ()
     hot = HotRows(np.zeros(1, np.int32), np.ones(1, np.int64)) if what == "hot rows" else None
     config = replace(ON_ONE_HOST, sync="at-home").on_hosts(1)
-    with pytest.raises(ConfigError, match=r"at-home plans no rows"):
+    with pytest.raises(ConfigError, match="at-home plans no rows"):
         config.schedule(config.topology(), SIZES, policies=policies, hot=hot)
+
+
+@pytest.mark.parametrize("hot_rows", [10, "auto"])
+def test_hot_rows_and_rows_at_home_are_refused_at_once(hot_rows):
+    with pytest.raises(ConfigError, match=f"moves no rows, but cluster.hot_rows is {hot_rows}"):
+        ClusterConfig(sync="at-home", hot_rows=hot_rows)

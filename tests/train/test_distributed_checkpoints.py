@@ -121,6 +121,26 @@ def test_another_cluster_goes_on_with_the_same_model(before, after, session, tmp
     assert largest_difference(contents(tmp_path / "a"), contents(tmp_path / "b")) < 1e-9
 
 
+def test_a_run_that_was_saved_with_caches_keeps_them_where_rows_could_stay_at_home(session, tmp_path):
+    """If that makes the same bits: not with another dispatcher."""
+    planned = replace(
+        session, cluster=replace(CLUSTER, colocated=True, dispatcher="round-robin", cache="1GiB")
+    )
+    planned.on_threads(tmp_path)
+    kept = []
+
+    def look(cluster):
+        trainer = Trainer(planned.config, planned.schema)
+        saved = checkpointing.find(cluster, tmp_path / CHECKPOINTS, trainer)
+        for dispatcher in ("round-robin", "random"):
+            config = replace(planned.cluster, dispatcher=dispatcher, sync="at-home")
+            settings = layout_of(trainer.collection).schedule_settings(config, cluster.topology)
+            kept.append((dispatcher, saved.keep_sync(settings).sync))
+
+    on_threads(planned.cluster.topology(), look)
+    assert set(kept) == {("round-robin", "on-demand"), ("random", "at-home")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"), [(HOT, []), ([], HOT), (HOT[:2], HOT[1:])], ids=["-", "+", "+-"]

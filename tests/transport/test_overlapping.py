@@ -210,3 +210,20 @@ def test_hooks_are_removed() -> None:
 def test_types_that_cannot_be_summed_are_refused(dtypes, message):
     with pytest.raises(ConfigError, match=message):
         DenseGradients([torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in dtypes])
+
+
+def test_what_users_do_to_a_gradient_does_not_reach_the_next_ones() -> None:
+    """Such as clipping by ``grad.data``, an idiom of old: a tensor's memory is another one then."""
+    parameter = nn.Parameter(torch.zeros(3))
+    gradients = DenseGradients([parameter])
+    found = []
+    for step in range(1, 6):
+        parameter.grad = torch.full((3,), float(step))
+        shared = gradients.begin()
+        gradients.complete(shared)
+        shared.total.copy_(shared.own)
+        gradients.spread(shared)
+        assert parameter.grad is not None
+        found.append(parameter.grad[0].item())
+        parameter.grad.data = parameter.grad.data * 0.5
+    assert found == [1, 2, 3, 4, 5]

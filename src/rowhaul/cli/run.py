@@ -88,7 +88,7 @@ _FLAGS_BY_PANEL: dict[str, dict[str, tuple[str, Any, str]]] = {
         "topology": ("cluster.colocated", str, "stores, or colocated: the same as --colocated."),
         "peer_to_peer": ("cluster.peer_to_peer", bool, "Workers send rows to each other."),
         "dispatcher": ("cluster.dispatcher", str, "Who trains what: auto, joint, esd:1, laia, ..."),
-        "sync": ("cluster.sync", str, "on-demand, full, static or bounded:S (not exact)."),
+        "sync": ("cluster.sync", str, "auto, on-demand, full, static, at-home or bounded:S (not exact)."),
         "cache": ("cluster.cache", str, "A worker's cache: rows, or bytes such as 512MiB."),
         "shares": ("cluster.shares", str, "equal, auto (by links and speed) or weights: 2,1,1"),
         "links": ("cluster.links", str, "equal, measure, or speeds: 50mbit*4,5mbit*4"),

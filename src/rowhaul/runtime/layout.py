@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import torch
 
-from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.local_rows import TableRows
 from rowhaul.optim import SGD, RowOptimizerRule
@@ -93,11 +92,6 @@ class TableLayout:
         settings: ScheduleSettings = config.schedule(
             topology, self.sizes(), seed=seed, hot=hot, speeds=speeds, policies=policies, may_stay_home=stays
         )
-        if not settings.sync_mode.plans_rows and self.row_format != "whole":
-            raise ConfigError(
-                f"sync: at-home reads whole rows in float32 or float64; these are {self.row_format}: choose "
-                "another sync, such as on-demand"
-            )
         return settings
 
     def make_scheduler(self, settings: ScheduleSettings, ids: Iterable[IdBatch]) -> Scheduler:

@@ -65,8 +65,7 @@ class Runtime:
         trains: whether this rank is a worker.
         first: the first iteration; a later one when a run is resumed.
         postbox: control records of rank 0 for all ranks.
-        early: whether rows of the next iteration move beside the training of one, and dense gradients beside
-            backward(); the same on all ranks.
+        early: whether rows of the next iteration move beside the training of one; the same on all ranks.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class UntrackedRows(RowTracker):
         """Give slots to the rows of a batch, of which none are tracked."""
         if self._none is None:
             self._none, _ = super().locate(number, ids.without_rows(), first)
-        return replace(self._none, number=number, ids=ids.without_rows()), (NO_SLOTS, NO_SLOTS)
+        return replace(self._none, number=number, ids=ids), (NO_SLOTS, NO_SLOTS)
 
     def carry_out(self, batch: LocatedBatch, worker: npt.NDArray[np.int32], *, count_uses: bool) -> Plan:
         """Turn an assignment into a plan."""

@@ -143,7 +143,7 @@ class Ranks:
         rows, num_tables = self.rows, len(self.run.kept)
         state = rows.record_bytes - rows.record_values
         sizes = RowSizes((rows.record_values,) * num_tables, (state,) * num_tables)
-        settings = self.cluster.schedule(topology, sizes).cache
+        settings = self.cluster.cache_settings(sizes)
         capacity = settings.capacity if isinstance(settings.capacity, int) else max(settings.capacity)
         if settings.unit != "rows":
             capacity //= max(sizes.records)

@@ -42,7 +42,7 @@ class KnownRows:
 
     keys: Int64s
     tables: Int64s  # position of each one's table
-    locations: Int64s  # none is negative
+    locations: Int64s  # as of `Lookup`
     order: Int64s  # the same rows table by table: which of them each is
     ordered_keys: Int64s
     starts: Int64s  # tables + 1: where each table begins in that order
@@ -71,7 +71,7 @@ def distinct_keys(
 
 
 def match_keys(
-    rows: KnownRows, values: Int64s, starts: Int64s, feature_tables: Int64s, no_rows: npt.NDArray[np.float32]
+    rows: KnownRows, values: Int64s, starts: Int64s, feature_tables: Int64s, spare: npt.NDArray[np.float32]
 ) -> KnownLookup | None:
     """A batch's ids as known rows; None if it names any other row, or leaves one out.
 
@@ -80,7 +80,7 @@ def match_keys(
         values: ids; feature ``f`` has ``values[starts[f]:starts[f + 1]]``.
         starts: as above.
         feature_tables: position of each feature's table; not decreasing.
-        no_rows: an empty array of the rows' type, for rows that are not stored: here there are none.
+        spare: rows that are not stored, as of `Lookup`; an empty array of the rows' type where all are.
     """
     inverse = np.empty(len(values), np.int32)
     seats = _seats(2 * (len(values) + len(rows.ordered_keys)))
@@ -89,7 +89,7 @@ def match_keys(
         values, starts, feature_tables, rows.ordered_keys, rows.order, rows.starts, seats, named, inverse
     ):
         return None
-    return KnownLookup(rows.keys, rows.starts, inverse, rows.locations, no_rows, rows.tables)
+    return KnownLookup(rows.keys, rows.starts, inverse, rows.locations, spare, rows.tables)
 
 
 def _seats(at_least: int) -> npt.NDArray[np.uint32]:

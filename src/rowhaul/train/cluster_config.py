@@ -135,6 +135,11 @@ class ClusterConfig:
         mode = make_sync(ON_DEMAND if self.sync == AUTO else self.sync)
         policy_keys(self.cache_policy)
         self._cache_amount()
+        if not mode.plans_rows and self.hot_rows:
+            raise ConfigError(
+                f"cluster.sync is {self.sync}, which moves no rows, but cluster.hot_rows is {self.hot_rows}: "
+                "set it to 0, or choose another sync, such as on-demand"
+            )
         if mode.name == "static" and not self.hot_rows:
             raise ConfigError(
                 "cluster.sync is static, which keeps a set of hot rows on every worker, but cluster.hot_rows "
@@ -206,7 +211,7 @@ class ClusterConfig:
             topology=topology,
             sizes=sizes,
             prices=link_prices(speeds or self._speeds(topology.num_workers)),
-            cache=self._cache(sizes),
+            cache=self.cache_settings(sizes),
             dispatcher="joint" if self.dispatcher == AUTO else self.dispatcher,
             sync=sync,
             shares=self.given_shares(topology.num_workers),
@@ -257,7 +262,8 @@ class ClusterConfig:
             )
         return int(amount), False
 
-    def _cache(self, sizes: RowSizes) -> CacheSettings:
+    def cache_settings(self, sizes: RowSizes) -> CacheSettings:
+        """The workers' caches, of rows of these sizes."""
         amount, is_bytes = self._cache_amount()
         if is_bytes and len(set(sizes.records)) == 1:  # equivalent, and faster to decide
             return CacheSettings(amount // sizes.records[0], "rows", self.cache_policy)
@@ -265,5 +271,5 @@ class ClusterConfig:
 
 
 ONE_PROCESS = ClusterConfig()
-# Where one of these is given, somebody wants caches.
+# Where one of these is given, somebody wants caches, or a plan.
 _OF_CACHES = ("cache", "cache_policy", "hot_rows", "first_touch", "planning_threads")

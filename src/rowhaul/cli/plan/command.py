@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COMPARED = ("round-robin", "joint")  # dispatchers, unless others are named
 STATIC = "static"  # the way to synchronise that needs hot rows
+AT_HOME = "at-home"  # the one without plans of moves
 _INTERRUPTED = "nothing was written; fewer --machines, --dispatchers or --batches take less time"
 
 
@@ -241,6 +242,11 @@ def _without_hot_rows(config: TrainConfig) -> tuple[TrainConfig, int]:
         raise ConfigError(
             "cluster.hot_rows is auto, which is decided from what machines take while they train; a "
             "prediction needs a number: give --hot-rows 10000, or 0 for none"
+        )
+    if cluster.sync == AT_HOME:
+        raise ConfigError(
+            "cluster.sync is at-home, which plans no moves, so there is nothing to predict; leave it out: "
+            "between machines rows move by plans"
         )
     if cluster.sync != STATIC:
         config = replace(config, cluster=replace(cluster, hot_rows=0))

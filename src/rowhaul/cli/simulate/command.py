@@ -49,7 +49,7 @@ def simulate(
     policy: str = typer.Option("lru", help=POLICY_HELP),
     dispatch: str = typer.Option("random,laia,esd:1,joint", help=DISPATCH_HELP),
     sync: str = typer.Option(
-        "on-demand", help="When trained rows travel: on-demand, full, bounded:S (S updates late), static."
+        "on-demand", help="When rows travel: on-demand, full, bounded:S (S updates late), static, at-home."
     ),
     look_ahead: int = typer.Option(
         1, help="Batches known beyond the one being planned; 0: rows are pushed at once."

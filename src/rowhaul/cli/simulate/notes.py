@@ -40,8 +40,8 @@ def notes_on_effects(
         yield "--prune-chunks has no effect without --prune."
     if given["prune"] is None and given["prune_period"] is not None:
         yield "--prune-period has no effect without --prune."
-    if given["policy"] != "lru" and sync == "static":
-        yield f"--policy {given['policy']} has no effect: with --sync static nothing is cached."
+    if given["policy"] != "lru" and not schedule.sync_mode.caches_rows:
+        yield f"--policy {given['policy']} has no effect: with --sync {sync} nothing is cached."
 
 
 def notes_on_pruning(config: PruneConfig, iterations: int, dim: int) -> Iterator[str]:

@@ -8,19 +8,36 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
 from rowhaul.nn.local_rows import TableRows, tables_of_keys
 from rowhaul.nn.pooled import PooledRead, pooled_read
 from rowhaul.runtime.at_home.exchange import RowsRead
 from rowhaul.runtime.batch_rows import BatchRows
+from rowhaul.runtime.layout import TableLayout, Upkeep
 from rowhaul.runtime.row_memory import Rates, RowMemory
-from rowhaul.runtime.worker_rows import CachedRows
+from rowhaul.runtime.worker_rows import CachedRows, TakenGradients
 from rowhaul.schedule.plan import Plan
+from rowhaul.schedule.sync import SyncMode
 from rowhaul.store import Lookup
 from rowhaul.store.distinct import KnownLookup, match_keys
 
 Ints = npt.NDArray[np.int64]
+
+
+def make_rows(
+    mode: SyncMode,
+    layout: TableLayout,
+    groups: Sequence[FeatureGroup],
+    cache: RowMemory,
+    rates: Rates,
+    upkeep: Upkeep,
+) -> CachedRows:
+    """Make the row source of a worker."""
+    if mode.plans_rows:
+        return layout.cached_rows(groups, cache, rates, upkeep, bounded=mode.name == "bounded")
+    return HomeRows(groups, cache, rates)
 
 
 class HomeRows(CachedRows):
@@ -40,11 +57,20 @@ class HomeRows(CachedRows):
         """Prepare for a batch, whose rows have been found."""
         self._read_now = {part.number: part for part in rows if isinstance(part, RowsRead)}
 
+    def take(self, iteration: int, rows: Sequence[BatchRows]) -> TakenGradients:
+        """Take the gradients of backward; from then on the rows of the batch are out of date."""
+        taken = super().take(iteration, rows)
+        self._read_now.clear()
+        return taken
+
     def _read(self, number: int, features: KeyedJaggedTensor, training: bool, on_unknown: str) -> PooledRead:
         rows, group = self._read_now.get(number), self.groups[number]
         keep = partial(self._keep, number, self.tables[number].arena)
         if rows is None:
-            return super()._read(number, features, training, on_unknown)
+            raise ConfigError(
+                "with sync: at-home a worker has the rows of its batch from when it gets it until step(); "
+                "read them in between, and use evaluate() for other samples"
+            )
         if features is rows.features:
             found, known = rows.found, rows.rows
             lookup: Lookup = KnownLookup(

@@ -25,7 +25,7 @@ from rowhaul.cluster.checks import BEGINNING_SECONDS, gather_texts, wait_until_a
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.rendezvous import Store
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import CheckpointError, ClusterError
+from rowhaul.errors import CheckpointError, ClusterError, ConfigError
 from rowhaul.planning.disagreement import DisagreementError
 from rowhaul.runtime.layout import TableLayout
 from rowhaul.schedule import HotRows, Scheduler, ScheduleSettings
@@ -179,6 +179,16 @@ class Saved:
         """The settings with the link prices of the checkpoint, if it has as many: new measurements differ."""
         prices = tuple(self._written["prices"]) if self._written is not None else ()
         return replace(settings, prices=prices) if len(prices) == len(settings.prices) else settings
+
+    def keep_sync(self, settings: ScheduleSettings) -> ScheduleSettings:
+        """The settings with the checkpoint's way to synchronise rows, if the same bits follow from it."""
+        if self._written is None:
+            return settings
+        try:
+            kept = replace(settings, sync=self._written["settings"]["sync"])
+        except ConfigError:
+            return settings
+        return settings if self.differences(kept) else kept
 
     def layout(self, layout: TableLayout) -> TableLayout:
         """The tables as the checkpoint has them."""

@@ -24,6 +24,7 @@ from rowhaul.explain.explainer import Explainer
 from rowhaul.monitoring.monitor import NO_MONITOR, Monitor
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.runtime.mover import Job
+from rowhaul.train.cluster_config import AUTO
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed import checkpointing, one_machine
 from rowhaul.train.distributed.beside_training import BesideTraining
@@ -219,6 +220,8 @@ class ClusterSession(Session):
         )
         if saved is not None and self.links is not None:
             settings = saved.keep_prices(settings)  # measured anew they differ a little, and so would bits
+        if saved is not None and config.cluster.sync == AUTO:
+            settings = saved.keep_sync(settings)
         if saved is not None and (self.hot is not None or not layout.keeps_hot_rows):
             settings = saved.keep_hot(settings)
         elif self.hot is not None:

@@ -126,6 +126,11 @@ def distribute(
             policies=by_table,
             may_stay_home=may_stay_home(collection),
         )
+    if not settings.sync_mode.plans_rows and not may_stay_home(collection):
+        raise ConfigError(
+            f"sync: at-home reads whole rows in host memory; these are {layout.row_format}, for a model on "
+            f"{collection.device}: choose another sync, such as on-demand"
+        )
     if saved is not None:  # the row size may have changed
         layout = saved.layout(layout)
         settings = replace(settings, sizes=layout.sizes())

@@ -22,7 +22,7 @@ from rowhaul.errors import ConfigError
 from rowhaul.nn import Batch, BatchNorm1d
 from rowhaul.planning.rank0_data.sharing import DataSource
 from rowhaul.planning.replicas import compare_replicas
-from rowhaul.runtime.at_home.rows import HomeRows
+from rowhaul.runtime.at_home.rows import make_rows
 from rowhaul.runtime.flush import FlushSlices, flush
 from rowhaul.runtime.hot_set import carry_out, replacing_plan
 from rowhaul.runtime.mover import Job
@@ -98,7 +98,9 @@ class DistributedTraining:
                 runtime.dense_bucket_ends,
                 wire=wire_type(dense_wire),
                 # Batch norm sums over the workers in backward(): another order would mix up the messages.
-                overlaps=runtime.early and not any(isinstance(one, BatchNorm1d) for one in model.modules()),
+                # Without links and plans there is nothing to overlap with.
+                overlaps=(runtime.early or settings.sync_mode.plans_rows)
+                and not any(isinstance(one, BatchNorm1d) for one in model.modules()),
             )
             self._replicas = Replicas(model, cache, optimizer, compare_every)
             state = ReplicaState(model, optimizer, cache) if optimizer is not None else None
@@ -159,20 +161,12 @@ class DistributedTraining:
             self._read_from_cache()
 
     def _read_from_cache(self) -> None:
-        """Point the model at this worker's cache."""
-        cache, groups, mode = (
-            self.runtime.mover.cache,
-            self.collection.feature_groups,
-            self.settings.sync_mode,
-        )
-        if cache is None:
-            return
-        if mode.plans_rows:
-            is_bounded = mode.name == "bounded"
-            self._rows = self.layout.cached_rows(groups, cache, self.rates, self.upkeep, bounded=is_bounded)
-        else:
-            self._rows = HomeRows(groups, cache, self.rates)
-        self.collection.read_from(self._rows)
+        """Point the model at this worker's cache, or at rows that stay at home."""
+        cache = self.runtime.mover.cache
+        if cache is not None:
+            groups, mode = self.collection.feature_groups, self.settings.sync_mode
+            self._rows = make_rows(mode, self.layout, groups, cache, self.rates, self.upkeep)
+            self.collection.read_from(self._rows)
 
     def _segment(self, count: int | None) -> Iterator[Batch]:
         """Train iterations with nothing in between."""
@@ -396,7 +390,9 @@ class DistributedTraining:
         self._rows.expect(job.plan, job.rows)
         if self.is_summing:
             self._dense.begin(self._rows.replicated_size(job.rows), self.collection.feature_groups[0].dtype)
-        batch = job.batch or own_batch(job.samples, job.plan.worker, self.runtime.rank)
+        batch = job.batch
+        if batch is None:
+            batch = own_batch(job.samples, job.plan.worker, self.runtime.rank)
         job.num_samples = len(batch)
         self._batch = batch.beside(self.collection.device)
         return self._batch

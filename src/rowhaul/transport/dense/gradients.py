@@ -157,7 +157,8 @@ class DenseGradients:
             views = self._views_of_totals[address] = self._views(shared.total[: self._size], self.parameters)
         for flag, parameter, view in zip(flags, self.parameters, views, strict=True):
             if flag > 0:
-                parameter.grad = view.to(parameter.device)
+                # A tensor of its own: what users do to it must not reach the next iteration's.
+                parameter.grad = view.detach().to(parameter.device)
 
     @staticmethod
     def _views(buffer: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
