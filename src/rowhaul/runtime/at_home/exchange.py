@@ -230,7 +230,7 @@ class HomeExchange:
         return [rows[number] for number in sorted(rows)]
 
     def counts(self, visit: Visit) -> dict[str, int]:
-        """Count what an iteration reads, by the names of `rowhaul.runtime.runtime.MEASURES`.
+        """Count what an iteration reads, by the names of `rowhaul.schedule.plan.ROW_COUNTS`.
 
         As many bytes as are read return as gradients.
         """
