@@ -111,7 +111,7 @@ def bytes_needed(case: Case, outcome: Outcome) -> tuple[Counter[tuple[int, int]]
     return found, requests
 
 
-@settings(max_examples=25, derandomize=True, phases=NO_SHRINKING)
+@settings(max_examples=10, derandomize=True, phases=NO_SHRINKING)
 @given(at_home_cases())
 def test_a_cluster_trains_what_one_process_trains(case: Case) -> None:
     check(case, run_cluster(case))
