@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rowhaul.schedule.arrays import Arrays, Saved
 from rowhaul.schedule.masks import NOBODY
 from rowhaul.schedule.plan import NO_STEPS, Kind, Moves, Payload
 from rowhaul.schedule.row_states import State
-from rowhaul.schedule.sync.exchange import Outcome, Step, Wiring
+from rowhaul.schedule.sync.exchange import DirectoryKnowsAll, Outcome, Step, Wiring
 from rowhaul.schedule.topology import home_shards
 
 
-class AtHomeExchange:
+class AtHomeExchange(DirectoryKnowsAll):
     """Every trainer of a row pulls its values, and returns a gradient once it is trained."""
 
     keeps_split_copies = False
@@ -74,17 +73,3 @@ class AtHomeExchange:
             all_reduce_bytes=0,
             move_rows=np.concatenate([numbers, numbers]),
         )
-
-    def owing(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        """See `Exchange`: nobody owes anything."""
-        return np.zeros(len(slots), np.uint64)
-
-    def forget(self, slots: npt.NDArray[np.int32]) -> None:
-        """See `Exchange`."""
-
-    def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
-        """See `Exchange`: there is nothing to know."""
-        return {}
-
-    def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
-        """See `Exchange`."""

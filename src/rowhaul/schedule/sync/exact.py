@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from rowhaul._kernels import kernel
 from rowhaul._memory import prefetch_to_write
-from rowhaul.schedule.arrays import Arrays, Saved
 from rowhaul.schedule.directory.slots import AHEAD
 from rowhaul.schedule.masks import NOBODY, ONE, bit, lowest
 from rowhaul.schedule.row_states import HOME, NOT_ADMITTED, OWNED, REPLICATED, SPLIT
-from rowhaul.schedule.sync.exchange import Outcome, Step, SyncMode, Wiring
+from rowhaul.schedule.sync.exchange import DirectoryKnowsAll, Outcome, Step, SyncMode, Wiring
 from rowhaul.schedule.sync.moves import (
     AFTER,
     AT_HOME,
@@ -37,7 +35,7 @@ from rowhaul.schedule.threads import CHUNK_ROWS, Threads, part_of, take
 from rowhaul.schedule.topology import home_shard
 
 
-class ExactExchange:
+class ExactExchange(DirectoryKnowsAll):
     """Rows are always trained from their latest version."""
 
     def __init__(self, mode: SyncMode, wiring: Wiring, threads: Threads) -> None:
@@ -97,20 +95,6 @@ class ExactExchange:
             local_move_rows=local_move_rows,
             step_rows=step_rows,
         )
-
-    def owing(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        """See `Exchange`."""
-        return np.zeros(len(slots), np.uint64)
-
-    def forget(self, slots: npt.NDArray[np.int32]) -> None:
-        """See `Exchange`: the directory knows everything."""
-
-    def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
-        """See `Exchange`: the directory knows everything."""
-        return {}
-
-    def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
-        """See `Exchange`."""
 
 
 @kernel

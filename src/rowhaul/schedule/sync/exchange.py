@@ -124,3 +124,21 @@ class Exchange(Protocol):
 
     def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
         """Restore what `export` returned, before anything is planned."""
+
+
+class DirectoryKnowsAll:
+    """The part of `Exchange` of modes that know nothing beyond the directory."""
+
+    def owing(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        """See `Exchange`."""
+        return np.zeros(len(slots), np.uint64)
+
+    def forget(self, slots: npt.NDArray[np.int32]) -> None:
+        """See `Exchange`."""
+
+    def export(self, slots: npt.NDArray[np.int32]) -> Arrays:
+        """See `Exchange`."""
+        return {}
+
+    def restore(self, saved: Saved, slots: npt.NDArray[np.int32]) -> None:
+        """See `Exchange`."""

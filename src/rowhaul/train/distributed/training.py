@@ -229,7 +229,7 @@ class DistributedTraining:
         began = time.perf_counter()
         buffered = [] if found else rows.step_own(taken, self.runtime.rank)
         stepped = time.perf_counter()
-        # Rows that are not replicated have taken their step: they need not wait for the dense sum.
+        # Only replicated rows wait for the dense sum: the others have stepped, or do so at their homes.
         is_released = not found and self.settings.hot is None
         if is_released:
             self.runtime.release_rows(buffered)
