@@ -227,7 +227,11 @@ class ThreadCluster:
         self.roles = roles_of(topology.num_ranks, topology.num_workers)
         self.hosts = tuple((one,) for one in range(topology.num_ranks))
         self.local_ranks, self.leader = (rank,), rank
-        self.moves, self.control = network.links(rank), network.collective(rank)
+        self.moves, self.data, self.control = (
+            network.links(rank),
+            network.links(rank),
+            network.collective(rank),
+        )
         self.dense = network.collective(rank, range(topology.num_workers)) if self.is_worker else None
         self.failure, self.secret, self.has_abstract_sockets = Failure(), None, True
         self._meetings: dict[str, int] = {}

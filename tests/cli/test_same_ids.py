@@ -170,7 +170,7 @@ def test_a_cluster_remembers_its_data_and_counts_ids_never_trained(data_from, lo
     resumed = train("--resume", "--out", run, "--max-steps", "0")
     assert "on 2,000 held-out samples" in resumed
     contents = json.loads((run / "contents.json").read_text())
-    assert len(contents[0]["row_groups"]) >= 4
+    assert len(contents[0]["column_digests"]) >= 4
     extended = train("--resume", "--out", run, "--data", parts[0], "--data", parts[1])
     assert "1 data files were added at the end" in extended
     train(*first, "--out", tmp_path / "alone", *SMALL, "--max-steps", "2")

@@ -61,20 +61,20 @@ class Block:
         )
 
 
-def rechunk(blocks: Iterable[Block], size: int) -> Iterator[Block]:
-    """The same samples in blocks of ``size``, the last one possibly shorter."""
+def rechunk(blocks: Iterable[Block], size: int, first: int | None = None) -> Iterator[Block]:
+    """The same samples in blocks of ``size``, the last one possibly shorter, the first one as given."""
     pieces: list[Block] = []
-    num_waiting = 0
+    num_waiting, wanted = 0, size if first is None else first
     for block in blocks:
-        first = 0
-        while first < len(block):
-            last = min(len(block), first + size - num_waiting)
-            pieces.append(block.cut(first, last))
-            num_waiting += last - first
-            first = last
-            if num_waiting == size:
+        begin = 0
+        while begin < len(block):
+            end = min(len(block), begin + wanted - num_waiting)
+            pieces.append(block.cut(begin, end))
+            num_waiting += end - begin
+            begin = end
+            if num_waiting == wanted:
                 yield join(pieces)
-                pieces, num_waiting = [], 0
+                pieces, num_waiting, wanted = [], 0, size
     if pieces:
         yield join(pieces)
 

@@ -152,7 +152,14 @@ def decode_ids(column: pa.Array, seed: int = 0) -> Ids:
 
 def decode_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Origin) -> Float32s:
     """Transformed float32 numbers, samples x columns; a null is 0, NaN and infinity are refused."""
-    dense = np.empty((rows.num_rows, len(wanted)), np.float32)
+    dense = raw_dense(rows, wanted, origin)
+    transform_dense(dense, wanted)
+    return dense
+
+
+def raw_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Origin) -> Float32s:
+    """The same as they are stored; each column is contiguous."""
+    dense = np.empty((len(wanted), rows.num_rows), np.float32)
     for position, what in enumerate(wanted):
         column = rows.column(what.name)
         numbers, finite = dense_numbers(column)
@@ -162,15 +169,15 @@ def decode_dense(rows: pa.RecordBatch, wanted: Sequence[DenseColumn], origin: Or
                 f"{origin.at(row)}: dense column {what.name!r} is {column[row].as_py()}; a finite float32 is "
                 "needed (null for a missing number)"
             )
-        dense[:, position] = transformed(numbers, what)
-    return dense
+        dense[position] = numbers
+    return dense.T
 
 
-def transformed(numbers: Float32s, wanted: DenseColumn) -> Float32s:
-    """Apply the transform of a dense column."""
-    if wanted.transform == "log1p":
-        return np.log1p(np.maximum(numbers, np.float32(0)))
-    return numbers
+def transform_dense(dense: Float32s, wanted: Sequence[DenseColumn]) -> None:
+    """Apply the transforms of dense columns, in place."""
+    for column, what in zip(dense.T, wanted, strict=True):
+        if what.transform == "log1p":
+            column[:] = np.log1p(np.maximum(column, np.float32(0)))
 
 
 def dense_numbers(column: pa.Array) -> tuple[Float32s, Mask]:

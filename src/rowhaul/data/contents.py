@@ -7,16 +7,17 @@ reads them anyway; a row group that is read again, in a later epoch or after a r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from rowhaul.data.block import Block
-from rowhaul.data.columns import Float32s
 from rowhaul.errors import DataError
 
 _TAIL_BYTES = 8  # the footer's size and the magic word, behind it
@@ -52,9 +53,16 @@ class ContentDigests:
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], str] = {}
 
-    def check(self, file: int, group: int, blocks: Sequence[str], path: Path) -> None:
-        """Compare a row group that was read with what it was before, or remember it."""
-        digest = xxhash.xxh3_64_hexdigest("".join(blocks).encode())
+    def check(self, file: int, group: int, blocks: Sequence[Mapping[str, int]], path: Path) -> None:
+        """Compare a row group that was read with what it was before, or remember it.
+
+        Args:
+            file: number of the file.
+            group: number of the row group.
+            blocks: `column_digests` of all columns, block by block.
+            path: of the file, for messages.
+        """
+        digest = xxhash.xxh3_64_hexdigest(json.dumps([sorted(one.items()) for one in blocks]).encode())
         if self.known.setdefault((file, group), digest) != digest:
             raise DataError(
                 f"{path} has changed since training read it: row group {group} holds other values; restore "
@@ -62,17 +70,27 @@ class ContentDigests:
             )
 
 
-def digest_of(block: Block, numbers: Iterable[Float32s]) -> str:
-    """The digest of decoded values; ``numbers`` are the dense columns as stored.
+def column_digests(
+    block: Block, features: Sequence[str], dense: Sequence[str]
+) -> tuple[tuple[str, int], ...]:
+    """The digest of each column of a block, by name, dense ones as stored.
 
     Transformed ones would not do: processors round logarithms differently.
     """
+    targets = (block.targets.labels, block.times, block.targets.weights, block.targets.groups)
+    columns = [(f"id {name}", one.values, one.offsets) for name, one in zip(features, block.ids, strict=True)]
+    columns += [(f"dense {name}", one, None) for name, one in zip(dense, block.dense.T, strict=True)]
+    digests = [(name, _digest(*arrays)) for name, *arrays in columns]
+    if any(one is not None for one in targets):
+        digests.append(("targets", _digest(*targets)))
+    return tuple(digests)
+
+
+def _digest(*arrays: npt.NDArray[Any] | None) -> int:
     digest = xxhash.xxh3_64()
-    ids = [array for one in block.ids for array in (one.values, one.offsets)]
-    targets = block.targets
-    for array in (*ids, *numbers, targets.labels, block.times, targets.weights, targets.groups):
+    for array in arrays:
         digest.update(b"" if array is None else np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    return digest.intdigest()
 
 
 def first_difference(before: Sequence[FileFacts], now: Sequence[FileFacts]) -> str:

@@ -1,7 +1,7 @@
 """Parquet files as decoded blocks: checked up front, read a few thousand rows at a time.
 
 A row group can be as large as a file, so it is streamed, page by page, and only the columns that the
-schema names are touched.
+schema names are touched. Several readers may have a share of the columns each.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rowhaul._id_kinds import UNRECORDED
-from rowhaul.data.block import Block
+from rowhaul.data.block import Block, rechunk
+from rowhaul.data.column_shares import ColumnShare, DecodedColumns, all_columns, join_columns
 from rowhaul.data.columns import (
     KeyKinds,
     Origin,
     check_columns,
-    decode_dense,
     decode_ids,
     decode_times,
-    dense_numbers,
+    raw_dense,
+    transform_dense,
 )
-from rowhaul.data.contents import ContentDigests, FileFacts, digest_of
+from rowhaul.data.contents import ContentDigests, FileFacts, column_digests
 from rowhaul.data.origins import Origins
 from rowhaul.data.schema import Schema
 from rowhaul.data.targets import NO_TARGETS, decode_targets
@@ -46,6 +47,18 @@ class RowGroup:
     num_rows: int
 
 
+class OtherReader(Protocol):
+    """A reader of other columns of the same files."""
+
+    share: ColumnShare
+
+    def read_columns(self, place: int, skip: int, num_blocks: int) -> Iterator[DecodedColumns]:
+        """Start reading the blocks of a row group, as `ParquetRows.read_columns`; the call does not wait."""
+
+    def close(self) -> None:
+        """End reading."""
+
+
 class ParquetRows:
     """The rows of some Parquet files, addressed by row group.
 
@@ -59,6 +72,12 @@ class ParquetRows:
         self._with_label = with_label
         self._time = schema.time if with_label else None
         self._columns = schema.column_names(with_label) + ([self._time.name] if self._time else [])
+        targets = [*(one.name for one in schema.tasks), schema.weight, schema.group]
+        self._targets = (
+            [*filter(None, targets), *([self._time.name] if self._time else [])] if with_label else []
+        )
+        self._share = all_columns(schema)
+        self._others: tuple[OtherReader, ...] = ()
         self._footers: list[Any] = []
         self.file_facts: list[FileFacts] = []
         self.contents = ContentDigests()
@@ -75,37 +94,91 @@ class ParquetRows:
         self.key_kinds = {name: kind for name, (kind, _) in kinds.items()}
         self._check_tables()
 
-    def read(self, row_group: RowGroup, skip: int = 0) -> Iterator[Block]:
+    def read(self, place: int, skip: int = 0) -> Iterator[Block]:
         """The rows of a row group after the first ``skip``, in blocks; one read as a whole is compared."""
-        path = self._files[row_group.file]
-        first_row, last_row = row_group.first_row, row_group.first_row + row_group.num_rows
-        digests: list[str] | None = [] if skip == 0 else None
+        readers, group = self._others, self.row_groups[place]
+        shares = [self._share, *(one.share for one in readers)]
+        # The others begin at once, and decode while this process does.
+        num_blocks = -(-group.num_rows // READ_ROWS) - skip // READ_ROWS
+        parts = [one.read_columns(place, skip, num_blocks) for one in readers]
+        own = self.read_columns(self._share, place, skip)
+        digests: list[dict[str, int]] = []
+        num_read = skip
+        for decoded in zip(own, *parts, strict=True):
+            block = join_columns(shares, [one.block for one in decoded])
+            num_read += len(block)
+            if not skip:
+                digests.append({name: value for one in decoded for name, value in one.digests})
+                if num_read == group.num_rows:
+                    self.contents.check(group.file, group.group, digests, self._files[group.file])
+            yield block
+
+    def read_columns(self, share: ColumnShare, place: int, skip: int = 0) -> Iterator[DecodedColumns]:
+        """Some columns of the same rows, in the same blocks, with digests if the row group is read whole.
+
+        Blocks begin at multiples of `READ_ROWS`, whatever the columns are.
+        """
+        group = self.row_groups[place]
+        dense = [self._schema.dense[number] for number in share.dense]
+        features = [self._schema.stored_features[number] for number in share.features]
+        raw = self._read_raw(share, features, group, skip)
+        for block in rechunk(raw, READ_ROWS, first=READ_ROWS - skip % READ_ROWS):
+            digests = () if skip else column_digests(block, features, [one.name for one in dense])
+            transform_dense(block.dense, dense)
+            yield DecodedColumns(block, digests)
+
+    def share_with(self, own: ColumnShare, others: Sequence[OtherReader]) -> None:
+        """Decode only a share of the columns from now on; others decode the rest."""
+        self._share, self._others = own, tuple(others)
+
+    def read_alone(self) -> None:
+        """Decode all columns from now on."""
+        others, self._share, self._others = self._others, all_columns(self._schema), ()
+        for one in others:
+            one.close()
+
+    def column_costs(self) -> dict[str, int]:
+        """What decoding takes, roughly, by column: each value counts as much as four bytes."""
+        costs = dict.fromkeys(self._columns, 0)
+        for footer in self._footers:
+            for group in range(footer.num_row_groups):
+                for number in range(footer.num_columns):
+                    column = footer.row_group(group).column(number)
+                    name = column.path_in_schema.split(".")[0]
+                    if name in costs:
+                        costs[name] += 4 * column.num_values + column.total_uncompressed_size
+        return costs
+
+    def _read_raw(
+        self, share: ColumnShare, features: Sequence[str], group: RowGroup, skip: int
+    ) -> Iterator[Block]:
+        """Read a share of the columns, dense ones as they are stored, in whatever blocks come."""
+        path, row = self._files[group.file], group.first_row
+        columns = [*features, *(self._schema.dense[number].name for number in share.dense)]
+        columns += self._targets if share.targets else ()
         with naming(path):
             opened = pq.ParquetFile(
                 path,
-                metadata=self._footers[row_group.file],
+                metadata=self._footers[group.file],
                 buffer_size=READ_BUFFER_BYTES,
                 pre_buffer=False,  # would load the whole row group
                 page_checksum_verification=True,
             )
         with opened:
             batches = opened.iter_batches(
-                READ_ROWS, row_groups=[row_group.group], columns=self._columns, use_threads=False
+                READ_ROWS,
+                row_groups=[group.group],
+                columns=list(dict.fromkeys(columns)),  # a group may be an id, too
+                use_threads=False,
             )
             while True:
                 with naming(path):
                     rows = next(batches, None)
                 if rows is None:
                     return
-                first_row += rows.num_rows
                 if skip < rows.num_rows:
-                    block = self._decode(rows.slice(skip), Origin(path, first_row - rows.num_rows + skip))
-                    if digests is not None:
-                        numbers = (dense_numbers(rows.column(one.name))[0] for one in self._schema.dense)
-                        digests.append(digest_of(block, numbers))
-                        if first_row == last_row:
-                            self.contents.check(row_group.file, row_group.group, digests, path)
-                    yield block
+                    yield self._decode(rows.slice(skip), share, features, Origin(path, row + skip))
+                row += rows.num_rows
                 skip = max(0, skip - rows.num_rows)
 
     def _check_tables(self) -> None:
@@ -125,12 +198,16 @@ class ParquetRows:
                 self.row_groups.append(RowGroup(file, group, first_row, num_rows))
             first_row += num_rows
 
-    def _decode(self, rows: pa.RecordBatch, origin: Origin) -> Block:
+    def _decode(
+        self, rows: pa.RecordBatch, share: ColumnShare, features: Sequence[str], origin: Origin
+    ) -> Block:
+        targets = share.targets and self._with_label
+        time = self._time if share.targets else None
         return Block(
-            ids=tuple(decode_ids(rows.column(name)) for name in self._schema.stored_features),
-            dense=decode_dense(rows, self._schema.dense, origin),
-            targets=decode_targets(rows, self._schema, origin) if self._with_label else NO_TARGETS,
-            times=decode_times(rows.column(self._time.name), self._time, origin) if self._time else None,
+            ids=tuple(decode_ids(rows.column(name)) for name in features),
+            dense=raw_dense(rows, [self._schema.dense[number] for number in share.dense], origin),
+            targets=decode_targets(rows, self._schema, origin) if targets else NO_TARGETS,
+            times=decode_times(rows.column(time.name), time, origin) if time else None,
         )
 
 

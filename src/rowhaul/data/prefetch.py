@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -29,7 +29,7 @@ class _Ended:
     error: BaseException | None
 
 
-def prefetch(source: Iterable[Item], depth: int) -> Iterator[Item]:
+def prefetch(source: Iterable[Item], depth: int) -> Generator[Item, None, None]:
     """Yield what ``source`` yields, up to ``depth`` items made ahead; its errors are raised here."""
     waiting: queue.Queue[_Produced[Item] | _Ended] = queue.Queue(depth)
     stop = threading.Event()

@@ -7,14 +7,14 @@ memory does not grow with the rows. To resume an interrupted run, run it again.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rowhaul.data.collisions import find_collisions
-from rowhaul.data.folder.writer import SCRATCH_FOLDER, Chunk, FolderWriter, Progress
+from rowhaul.data.folder.writer import SCRATCH_FOLDER, FolderWriter, Progress
 from rowhaul.data.formats import Options, Source, open_format
 from rowhaul.data.formats.histories import HistoryOptions, WithHistories
 from rowhaul.data.formats.source import TextSource
@@ -127,7 +127,7 @@ def prepare(
         resumed_rows = writer.rows
         bad_lines = BadLines.at(writer.position, skip=on_bad_line == "skip")
         chunks = prefetch(ordered.chunks(writer.position, bad_lines), _CHUNKS_AHEAD)
-        with closing(cast("Generator[Chunk, None, None]", chunks)):  # ends its thread before anything else
+        with closing(chunks):  # ends its thread before anything else
             writer.write(chunks, progress)
         collisions = find_collisions(source, writer.folder / SCRATCH_FOLDER) if check_collisions else None
         bad_lines = BadLines.at(writer.position, bad_lines.skip)

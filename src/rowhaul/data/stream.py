@@ -7,7 +7,8 @@ position, and continues with the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing
 from typing import TypeVar
 
 import numpy as np
@@ -15,11 +16,12 @@ import xxhash
 
 from rowhaul._activity import progressed
 from rowhaul.data.block import Block, rechunk
+from rowhaul.data.column_shares import ColumnShare, DecodedColumns
 from rowhaul.data.columns import Int64s
 from rowhaul.data.contents import ContentDigests, FileFacts
 from rowhaul.data.files import Files, expand_files
 from rowhaul.data.negatives import FeatureMaker
-from rowhaul.data.parquet import ParquetRows
+from rowhaul.data.parquet import OtherReader, ParquetRows
 from rowhaul.data.prefetch import prefetch
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
@@ -106,6 +108,24 @@ class SampleStream:
         sizes = [path.stat().st_size for path in self.files]
         return xxhash.xxh3_64_hexdigest(repr((sizes, self._group_rows.tolist())).encode())
 
+    def files_digest(self) -> bytes:
+        """16 bytes that are the same on ranks that opened the same files with the same schema."""
+        files = [(facts.bytes, facts.rows, facts.footer) for facts in self.file_facts]
+        described = (files, self.schema.to_dict(), self._require_label)
+        return xxhash.xxh3_128_digest(repr(described).encode())
+
+    def column_costs(self) -> dict[str, int]:
+        """What decoding takes, roughly, by column."""
+        return self._rows.column_costs()
+
+    def share_columns(self, own: ColumnShare, others: Sequence[OtherReader]) -> None:
+        """Decode only a share of the columns until the next iteration ends; others decode the rest."""
+        self._rows.share_with(own, others)
+
+    def read_columns(self, share: ColumnShare, place: int, skip: int) -> Iterator[DecodedColumns]:
+        """A share of the columns of a row group, after its first ``skip`` rows."""
+        return self._rows.read_columns(share, place, skip)
+
     @property
     def file_facts(self) -> list[FileFacts]:
         """What the files are, in order."""
@@ -118,9 +138,9 @@ class SampleStream:
 
     def read_again(self, files: Collection[int]) -> None:
         """Compare the row groups of some files with what is known of them."""
-        for group in self._rows.row_groups:
+        for place, group in enumerate(self._rows.row_groups):
             if group.file in files and (group.file, group.group) in self.contents.known:
-                for _ in self._rows.read(group):
+                for _ in self._rows.read(place):
                     progressed()
 
     @property
@@ -153,9 +173,13 @@ class SampleStream:
         """Apply ``prepare`` to every batch, ahead of use, in the thread that loads them."""
         self.position = self._start
         made = ((len(batch), prepare(batch)) for batch in self._batches())
-        for count, one in prefetch(made, PREFETCHED_BATCHES):
-            self.position += count
-            yield one
+        try:
+            with closing(prefetch(made, PREFETCHED_BATCHES)) as prepared:
+                for count, one in prepared:
+                    self.position += count
+                    yield one
+        finally:
+            self._rows.read_alone()
 
     def _epochs(self) -> Iterator[tuple[int, int, int]]:
         """Each epoch that is read, with the part of it from ``first`` to ``last``."""
@@ -183,8 +207,9 @@ class SampleStream:
         for place in range(int(np.searchsorted(ends, first, side="right")), len(order)):
             if position >= last:
                 return
-            group = self._rows.row_groups[order[place]]
-            for block in self._rows.read(group, skip=position - int(ends[place]) + group.num_rows):
+            number = int(order[place])
+            begin = int(ends[place]) - int(self._group_rows[number])
+            for block in self._rows.read(number, skip=position - begin):
                 yield block.cut(0, min(len(block), last - position))
                 position += len(block)
                 if position >= last:

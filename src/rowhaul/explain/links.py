@@ -19,7 +19,7 @@ class MeasuredLinks:
     """
 
     def __init__(self, links: Links, on_wait: OnWait) -> None:
-        self.rank, self.num_ranks = links.rank, links.num_ranks
+        self.rank, self.num_ranks, self.near = links.rank, links.num_ranks, links.near
         self._links, self._on_wait = links, on_wait
         self._num_posted = 0
 

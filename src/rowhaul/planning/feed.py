@@ -16,6 +16,7 @@ from rowhaul.data.samples import Samples
 from rowhaul.planning.planner import NO_DIGEST, PlannedBatch, Planner, samples_digest
 from rowhaul.planning.rank0_data.messages import samples_of_size
 from rowhaul.planning.rank0_data.sharing import DataEnd
+from rowhaul.planning.reading_together import ColumnServer
 from rowhaul.planning.sharing import PlanClient, PlanServer
 from rowhaul.schedule import ControlRecord, Plan, Scheduler
 
@@ -28,11 +29,13 @@ class PlanFeed(ABC):
     Attributes:
         own_digest: of the samples of the latest batch as this rank read them, to be compared.
         data: this rank's end of the data, if rank 0 reads it for all.
+        columns: what this rank decodes for the leader of its host, if they read files together.
     """
 
     def __init__(self) -> None:
         self.own_digest = NO_DIGEST
         self.data: DataEnd | None = None
+        self.columns: ColumnServer | None = None
         self._num_served = 0  # iterations
 
     def attach_data(self, data: DataEnd, first: int) -> None:
@@ -73,6 +76,8 @@ class PlanFeed(ABC):
         """End the plans; the data first, as a planner may wait for it."""
         if self.data is not None:
             self.data.close()
+        if self.columns is not None:
+            self.columns.close()
 
 
 class LeaderFeed(PlanFeed):

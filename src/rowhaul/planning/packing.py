@@ -1,4 +1,4 @@
-"""A planned batch as one unnamed file, which other processes map instead of copying it.
+"""A planned batch as one unnamed file, which other processes map instead of copying it; and data as bytes.
 
 The file begins with a description of the plan's fields, by `marshal`, as all ranks of a host run the same
 version; arrays follow at the offsets it gives. Classes are described by their fields, so a plan may get new
@@ -24,14 +24,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rowhaul.data.block import Block
+from rowhaul.data.column_shares import DecodedColumns
+from rowhaul.data.columns import Ids
 from rowhaul.data.samples import Samples
+from rowhaul.data.targets import Targets
 from rowhaul.planning.planner import PlannedBatch
 from rowhaul.schedule import ControlRecord, IdBatch, Moves, Plan, Steps
 from rowhaul.schedule.plan import LiveRows
 
-# The classes in a planned batch, and their fields; packing refuses anything else.
+# The classes in a planned batch or decoded data, and their fields; packing refuses anything else.
 _CLASSES: tuple[type[Any], ...] = (
     PlannedBatch, Plan, Moves, Steps, LiveRows, IdBatch, ControlRecord, Samples,
+    DecodedColumns, Block, Ids, Targets,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
 _FIELDS = [tuple(field.name for field in fields(kind)) for kind in _CLASSES]
@@ -73,7 +78,7 @@ class PlanFiles:
             _seal(self._descriptors[number], "SHRINK")
         if number == ONCE:
             return PackedFile(ONCE, *pack(planned))
-        arranged = _Arranged(planned)
+        arranged = Arranged(planned)
         arranged.write_to(self._memory(number, arranged.size))
         self._readers[number] = set(readers)
         return PackedFile(number, self._descriptors[number], arranged.size)
@@ -106,7 +111,7 @@ def pack(planned: PlannedBatch) -> tuple[int, int]:
     """Write a planned batch into a new unnamed file; return its descriptor and size."""
     file = _unnamed_file()
     try:
-        arranged = _Arranged(planned)
+        arranged = Arranged(planned)
         memory = np.empty(arranged.size, np.uint8)
         arranged.write_to(memory)
         _write(file, memory.data)
@@ -117,13 +122,13 @@ def pack(planned: PlannedBatch) -> tuple[int, int]:
     return file, arranged.size
 
 
-class _Arranged:
-    """A planned batch as it lies in a file: the description, then the arrays."""
+class Arranged:
+    """A planned batch, or decoded data, as it lies in memory: the description, then the arrays."""
 
-    def __init__(self, planned: PlannedBatch) -> None:
+    def __init__(self, packed: PlannedBatch | DecodedColumns) -> None:
         self._arrays: list[tuple[int, npt.NDArray[Any]]] = []  # where each begins behind the description
         self._end = 0
-        text = marshal.dumps(self._describe(planned))
+        text = marshal.dumps(self._describe(packed))
         self._beginning = _PREFIX.pack(_MAGIC, len(text)) + text
         self._start = _padded(len(self._beginning))
         self.size = self._start + self._end
@@ -168,14 +173,18 @@ def unpack(file: int, size: int, when_unused: Callable[[], object] | None = None
     mapped = _map(file, size)
     if when_unused is not None:
         weakref.finalize(mapped, when_unused).atexit = False
-    memory = memoryview(mapped)
+    planned = restore(memoryview(mapped))
+    assert isinstance(planned, PlannedBatch)
+    return planned
+
+
+def restore(memory: memoryview) -> Any:
+    """Rebuild what was `Arranged` in some memory; its arrays are views."""
     magic, length = _PREFIX.unpack_from(memory)
     if magic != _MAGIC:
         raise ValueError(f"this is not a planned batch: its file begins with {magic!r}")
     end = _PREFIX.size + length
-    planned = _restore(marshal.loads(memory[_PREFIX.size : end]), memory, _padded(end))
-    assert isinstance(planned, PlannedBatch)
-    return planned
+    return _restore(marshal.loads(memory[_PREFIX.size : end]), memory, _padded(end))
 
 
 def _restore(description: Any, memory: memoryview, start: int) -> Any:

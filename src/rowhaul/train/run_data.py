@@ -134,7 +134,7 @@ def write_contents(folder: Path, stream: SampleStream) -> None:
     for (file, group), digest in sorted(dict(stream.contents.known).items()):
         digests[file][str(group)] = digest
     files = [
-        {"name": facts.name, "mtime_ns": facts.mtime_ns, "row_groups": known}
+        {"name": facts.name, "mtime_ns": facts.mtime_ns, "column_digests": known}
         for facts, known in zip(stream.file_facts, digests, strict=True)
     ]
     write_text(folder / CONTENTS_FILE, json.dumps(files))
@@ -156,7 +156,8 @@ def read_contents(folder: Path, stream: SampleStream, verify: bool) -> None:
         ) from None
     changed: list[int] = []
     for file, (facts, before) in enumerate(zip(stream.file_facts, files, strict=False)):
-        for group, digest in before["row_groups"].items():
+        # Earlier versions hashed all columns together, as "row_groups": those are not compared.
+        for group, digest in before.get("column_digests", {}).items():
             stream.contents.known[file, int(group)] = digest
         if before["mtime_ns"] != facts.mtime_ns:
             changed.append(file)

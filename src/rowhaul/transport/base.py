@@ -46,6 +46,10 @@ class Links(Protocol):
     rank: int
     num_ranks: int
 
+    @property
+    def near(self) -> frozenset[int]:
+        """The ranks that messages reach through memory."""
+
     def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> Transfer:
         """Start one message from and to each of the given ranks, receives first; does not wait.
 

@@ -106,6 +106,11 @@ class GlooLinks:
         self.sent_bytes: Counter[int] = Counter()
         self._group = group
 
+    @property
+    def near(self) -> frozenset[int]:
+        """The ranks of the same host that share memory."""
+        return frozenset(self.pipes)
+
     def post(self, receives: Mapping[int, Bytes], sends: Mapping[int, Bytes]) -> MessageTransfer:
         """Start one message from and to each of the given ranks, receives first; does not wait."""
         check_buffers(self.rank, self.num_ranks, receives, sends)

@@ -133,6 +133,7 @@ class InProcessLinks:
     def __init__(self, network: InProcessNetwork, rank: int, group: int) -> None:
         self.rank = rank
         self.num_ranks = network.num_ranks
+        self.near = frozenset(range(network.num_ranks)) - {rank}
         self._network = network
         self._group = group
 

@@ -22,11 +22,16 @@ def write_report(error: BaseException, rank: int) -> bytes:
     return json.dumps(report).encode()
 
 
-def read_report(text: bytes) -> Exception:
-    """Rebuild an error: of its class, or of the nearest base class that gives the same message."""
+def read_report(text: bytes, what: str = "plans for this host") -> Exception:
+    """Rebuild an error: of its class, or of the nearest base class that gives the same message.
+
+    Args:
+        text: the report.
+        what: its rank does, for a note.
+    """
     report = json.loads(text)
     error = _rebuilt(report)
-    error.add_note(f"(on rank {report['rank']}, which plans for this host)")
+    error.add_note(f"(on rank {report['rank']}, which {what})")
     return error
 
 

@@ -36,6 +36,11 @@ class SomeLinks:
         self._links, self._members = links, members
 
     @property
+    def near(self) -> frozenset[int]:
+        """The members that messages reach through memory."""
+        return frozenset(self.pipes)
+
+    @property
     def sent_bytes(self) -> Mapping[int, int]:
         """What was sent to each rank of the run so far, by the whole group."""
         return self._links.sent_bytes

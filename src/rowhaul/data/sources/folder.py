@@ -125,11 +125,11 @@ class FolderSource:
             raise DataError(
                 f"{path} has changed since {first:,} of its rows were trained; restore it, or start a new run"
             )
-        for group in rows.row_groups:
+        for place, group in enumerate(rows.row_groups):
             if group.first_row + group.num_rows <= first:
                 continue
             row = max(first, group.first_row)
-            blocks = rows.read(group, skip=row - group.first_row)
+            blocks = rows.read(place, skip=row - group.first_row)
             while True:
                 try:
                     block = next(blocks, None)

@@ -26,6 +26,7 @@ from rowhaul.planning.agreement import Postbox
 from rowhaul.planning.feed import FollowerFeed, LeaderFeed, PlanFeed
 from rowhaul.planning.planner import Planner
 from rowhaul.planning.rank0_data.sharing import AHEAD, READER, DataReceiver, DataSource
+from rowhaul.planning.reading_together import ColumnServer, near_ranks, read_together
 from rowhaul.planning.sharing import ARRIVAL_SECONDS, LeaderLostError, PlanClient, PlanServer
 from rowhaul.runtime.at_home.mover import make_mover
 from rowhaul.runtime.layout import TableLayout
@@ -216,12 +217,22 @@ class _Feeding:
             return self._fed_by_rank0(samples)
         if samples is None:
             raise ConfigError('samples may be None only with data_from="rank0", on ranks other than 0')
+        # Files are read once per host. The batches of a user's own loader are read everywhere and compared.
+        stream, cluster = samples if isinstance(samples, SampleStream) else None, self.cluster
+        near = near_ranks(cluster.data, cluster.local_ranks)
         if self._leads:
             batches = (as_samples(one) for one in samples)
-            return self._leader_feed(lambda: _peek(batches), compares=not isinstance(samples, SampleStream))
-        # Files are read once per host. The batches of a user's own loader are read everywhere and compared.
-        own = None if isinstance(samples, SampleStream) else map(as_samples, samples)
-        return FollowerFeed(self._client(), own)
+
+            def begin() -> tuple[tuple[str, ...], Iterator[Samples]]:
+                if near:
+                    read_together(stream, cluster.data, near)
+                return _peek(batches)
+
+            return self._leader_feed(begin, compares=stream is None)
+        feed = FollowerFeed(self._client(), None if stream is not None else map(as_samples, samples))
+        if near:
+            feed.columns = ColumnServer(stream, cluster.data, cluster.leader, cluster.failure)
+        return feed
 
     def _fed_by_rank0(self, samples: Iterable[Samples | Batch] | None) -> PlanFeed:
         data = self._data(samples)
