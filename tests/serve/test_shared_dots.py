@@ -1,5 +1,7 @@
 """A DLRM in parts gives the logits of the whole graph, whatever the candidates of a request share."""
 
+import gc
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -163,6 +165,18 @@ def test_layers_and_products_are_those_of_numpy(
     every = np.repeat(numbers, num_samples, axis=0) if shares_numbers else numbers
     expected = plain_logits(weights, vectors, every)
     assert np.abs(found - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
+
+
+def test_a_replaced_model_is_freed_without_looking_for_garbage(served_run):
+    scorer = Scorer(served_run[1], backend="dots")
+    scorer.warm_up()
+    parts = [weakref.ref(one) for one in (scorer, scorer.model, scorer.rows, scorer.dense)]
+    gc.disable()
+    try:
+        del scorer
+        assert [one() for one in parts] == [None] * len(parts)
+    finally:
+        gc.enable()
 
 
 def test_auto_takes_the_parts(served_run):

@@ -8,7 +8,7 @@ products of small vectors are what graphs do worst. The file has the weights, by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,10 +59,10 @@ class SharedDots:
         self._has_numbers = has_numbers
         top = [*_linears(weights, "top."), (weights["out.weight"].T, weights["out.bias"])]
         self._before = [_Layer(*one, True) for one in _linears(weights, "bottom.")]
-        self._first, self._first_has_relu = top[0], len(top) > 1
         self._after = [_Layer(*one, number < len(top)) for number, one in enumerate(top[1:], start=2)]
         self._tables = _table(self._before), _table(self._after)
-        self._form = lru_cache(_NUM_FORMS)(self._form_of)
+        # Without `self`, so that a replaced model is freed at once: nothing else would look for a cycle soon.
+        self._form = lru_cache(_NUM_FORMS)(partial(_form_of, *top[0], len(top) > 1))
 
     def logits(self, rows: MappedRows, samples: Samples) -> tuple[Floats, Int64s]:
         """Return a logit for each sample, and how many ids of each feature have no row."""
@@ -70,7 +70,8 @@ class SharedDots:
         shares_numbers = self._has_numbers and len(numbers) != len(samples)
         own_room = dim if self._has_numbers and not shares_numbers else 0
         pooled = rows.pool_apart(samples.bags, own_room, dim if shares_numbers else 0)
-        form = self._form(pooled.is_shared, shares_numbers, dim)
+        vectors = ((shares_numbers,) if self._has_numbers else ()) + pooled.is_shared
+        form = self._form(vectors, dim if self._has_numbers else 0)
         layers = (*self._before, form.own, form.shared, *self._after)
         width = padded(max(one.width for one in layers))
         out, (before, after) = np.empty(len(samples), np.float32), self._tables
@@ -78,14 +79,16 @@ class SharedDots:
         score_dots(numbers, pooled.own, pooled.shared, dim, before, first, shared, after, width, out)
         return out, pooled.num_unknown
 
-    def _form_of(self, is_shared: tuple[bool, ...], shares_numbers: bool, dim: int) -> _Form:
-        vectors = list(enumerate(((shares_numbers,) if self._has_numbers else ()) + is_shared))
-        own, shared = ([vector for vector, one in vectors if one is kind] for kind in (False, True))
-        num_passed, (weight, bias) = dim if self._has_numbers else 0, self._first
-        return _Form(
-            _Layer(weight[_inputs(own, shared, num_passed)], bias, self._first_has_relu),
-            _Layer(weight[_inputs(shared, [], num_passed)], bias, False),
-        )
+
+def _form_of(
+    weight: Floats, bias: Floats, has_relu: bool, vectors: tuple[bool, ...], num_passed: int
+) -> _Form:
+    """Divide the first layer's inputs by which vectors are shared; ``num_passed`` are no products."""
+    own, shared = ([vector for vector, one in enumerate(vectors) if one is kind] for kind in (False, True))
+    return _Form(
+        _Layer(weight[_inputs(own, shared, num_passed)], bias, has_relu),
+        _Layer(weight[_inputs(shared, [], num_passed)], bias, False),
+    )
 
 
 def _linears(weights: dict[str, Any], prefix: str) -> list[tuple[Floats, Floats]]:
