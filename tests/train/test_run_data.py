@@ -3,11 +3,13 @@
 import json
 import os
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 from click_logs import click_log
 from rowhaul.checkpoint import CheckpointReader, latest_checkpoint
@@ -122,6 +124,24 @@ def test_a_later_epoch_must_read_the_same(tmp_path):
     plain(path, users)
     with pytest.raises(DataError, match="has changed since training read it: row group 3"):
         list(stream)
+
+
+def test_a_file_that_was_read_may_be_removed(data, log_schema, tmp_path):
+    stream = SampleStream(data, log_schema, 500)
+    sizes, groups = [one.stat().st_size for one in stream.files], [700, 700, 700, 700, 200] * 2
+    before = stream.fingerprint
+    assert before == xxhash.xxh3_64_hexdigest(repr((sizes, groups)).encode())
+
+    def rotate():
+        if next(calls) >= 8:  # batches from the seventh on are of the second file
+            (data / "part-0.parquet").unlink(missing_ok=True)
+        return False
+
+    calls = count()
+    assert train_run(CONFIG, log_schema, data, out=tmp_path / "run", should_stop=rotate).step == 12
+    assert not (data / "part-0.parquet").exists()
+    reader = CheckpointReader(latest_checkpoint(tmp_path / "run" / "checkpoints"))
+    assert (reader.facts["step"], reader.facts["data"], stream.fingerprint) == (12, before, before)
 
 
 def test_checkpoints_of_earlier_versions_keep_their_rule(data, log_schema, tmp_path):

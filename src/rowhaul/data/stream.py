@@ -105,7 +105,7 @@ class SampleStream:
     @property
     def fingerprint(self) -> str:
         """Changes with the sizes of the files and of their row groups."""
-        sizes = [path.stat().st_size for path in self.files]
+        sizes = [one.bytes for one in self.file_facts]
         return xxhash.xxh3_64_hexdigest(repr((sizes, self._group_rows.tolist())).encode())
 
     def files_digest(self) -> bytes:
