@@ -15,6 +15,8 @@ import numpy.typing as npt
 from rowhaul.store.index import Int64s
 from rowhaul.store.keyed import KeyedVectors, locate_or_add
 
+_MOST_EPOCHS = 4  # that are kept apart, so that `forget` frees the older ones
+
 
 class _Epoch:
     """Changes between two snapshots; once a snapshot has ended it, nothing is added."""
@@ -23,9 +25,19 @@ class _Epoch:
         self.rows, self.last_step = KeyedVectors(num_tables, 1, np.int64), 0
 
     def note(self, step: int, tables: Int64s, keys: Int64s) -> None:
-        locations, _ = locate_or_add(self.rows, tables, keys)
-        self.rows.arena.write(locations, np.full((len(keys), 1), step))
+        self._write(tables, keys, np.full((len(keys), 1), step))
         self.last_step = max(self.last_step, step)
+
+    def add(self, later: _Epoch) -> None:
+        """Note the changes of an epoch after this one."""
+        for table in range(self.rows.index.num_tables):
+            for keys, locations in later.rows.index.blocks(table):
+                self._write(np.full(len(keys), table), keys, later.rows.arena.read(locations))
+        self.last_step = max(self.last_step, later.last_step)
+
+    def _write(self, tables: Int64s, keys: Int64s, steps: Int64s) -> None:
+        locations, _ = locate_or_add(self.rows, tables, keys)
+        self.rows.arena.write(locations, steps)
 
     def since(self, step: int, table: int) -> Iterator[Int64s]:
         for keys, locations in self.rows.index.blocks(table):
@@ -51,7 +63,10 @@ class Changes:
 
 
 class ChangedRows:
-    """Notes which rows of some tables change; about 40 bytes for each row changed since the last `forget`."""
+    """Notes which rows of some tables change; about 40 bytes for each row changed since the last `forget`.
+
+    A row takes them once for each epoch that has it, of which there are a few at most.
+    """
 
     def __init__(self, num_tables: int) -> None:
         self._num_tables = num_tables
@@ -68,8 +83,14 @@ class ChangedRows:
     def seal(self) -> Changes:
         """Return all changes so far; for a snapshot."""
         with self._lock:
-            self._epochs.append(self._current)
-            self._current = _Epoch(self._num_tables)
+            if self._current.last_step:  # not empty
+                self._epochs.append(self._current)
+                self._current = _Epoch(self._num_tables)
+            if len(self._epochs) > _MOST_EPOCHS:  # nothing could be published for long
+                merged = _Epoch(self._num_tables)
+                for epoch in self._epochs:
+                    merged.add(epoch)
+                self._epochs = [merged]  # snapshots keep those that they have
             return Changes(tuple(self._epochs), self._num_tables)
 
     def forget(self, step: int) -> None:
