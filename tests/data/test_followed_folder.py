@@ -1,4 +1,10 @@
-"""A followed folder: files that come late are told, also those that came while the run was down."""
+"""A followed folder: files that come late are told, also those that came while the run was down; what the
+system cannot read now is tried again."""
+
+import errno
+import resource
+from contextlib import contextmanager
+from itertools import count, islice
 
 import pyarrow.parquet as pq
 import pytest
@@ -91,6 +97,71 @@ def test_a_file_that_becomes_whole_while_it_is_looked_at_is_read(tmp_path, log_s
     found = [next(chunks) for _ in range(2)]
     assert looked_at == [len(content) - 100, len(content)]
     assert (found[0], len(found[1].block), found[1].set_aside) == (None, SAMPLES, ())
+
+
+@contextmanager
+def no_more_files():
+    """This process cannot open any."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def users(*chunks):
+    assert not any(one.set_aside for one in chunks)
+    return [user for one in chunks for user in one.block.ids[0].values.tolist()]
+
+
+def test_what_cannot_be_read_now_is_tried_again(tmp_path, log_schema):
+    path, table = tmp_path / "part-1.parquet", click_log(SAMPLES, 1)
+    pq.write_table(table, path, row_group_size=SAMPLES // 2)
+    source = FolderSource(tmp_path, log_schema, {})
+    chunks = source.read(None)
+
+    def next_when_it_fails(where):
+        with no_more_files():
+            assert [next(chunks) for _ in range(3)] == [None] * 3
+        assert len(source.notes) == 1
+        assert f"{where} cannot be read now ([Errno {errno.EMFILE}]" in source.notes.popleft()
+
+    next_when_it_fails(tmp_path)
+    first = next(chunks)
+    next_when_it_fails(path)  # its second row group
+    assert users(first, next(chunks)) == table["user"].to_pylist()
+    next_when_it_fails(tmp_path)
+    assert next(chunks) is None
+
+
+class FailingRows(ParquetRows):
+    """Rows of a disk that fails at every second call."""
+
+    calls = count()
+
+    def __init__(self, *given, **options):
+        self.fail()
+        super().__init__(*given, **options)
+
+    def read(self, row_group, skip=0):
+        for block in super().read(row_group, skip):
+            self.fail()
+            yield block
+
+    def fail(self):
+        if next(self.calls) % 2 == 0:
+            raise DataError("truncated or damaged") from OSError(errno.EIO, "Input/output error")
+
+
+def test_a_file_is_read_on_from_the_row_at_which_the_system_failed(tmp_path, log_schema, monkeypatch):
+    monkeypatch.setattr(followed, "ParquetRows", FailingRows)
+    table = click_log(40_000, 1)  # three blocks
+    pq.write_table(table, tmp_path / "part-1.parquet")
+    source = FolderSource(tmp_path, log_schema, {})
+    found = list(islice(source.read(None), 8))
+    assert users(*filter(None, found)) == table["user"].to_pylist()
+    assert len(source.notes) == 1
 
 
 def test_a_further_file_is_found_without_sorting_the_others_again(tmp_path, log_schema, monkeypatch):

@@ -8,12 +8,13 @@ seen, so that a file that came late while the run was down is noticed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from rowhaul.errors import DataError
 _NAMES_KEPT = 256  # in a position
 _HASH_BYTES = 4  # of a name
 _SETTLING_SECONDS = 10.0  # a file that is not whole and was changed so recently may still be written
+_OF_THE_FILE = (None, errno.ENOENT, errno.EINVAL)  # Arrow: damage, or it is gone, or offsets are damaged
 
 
 class FolderSource:
@@ -49,16 +51,17 @@ class FolderSource:
         self._schema = schema
         self._seen = _Seen(())
         self._listed: list[str] = []  # the names of files, in order
+        self._trouble = ""  # what is tried again, as it was told
 
     def read(self, position: Position | None) -> Iterator[Chunk | None]:
         """Yield the rows of files, in order."""
         current = position["file"] if position else ""
-        names = self._names()
+        names = yield from self._list()
         self._seen = _Seen(_known_to(position, names[: _num_until(names, current)]))
         if position and position["rows"] < position["of"]:
             yield from self._read_file(self._folder / current, position)
         while True:
-            names = self._names()
+            names = yield from self._list()
             num_read = _num_until(names, current)
             for name in names[:num_read]:
                 if name not in self._seen:
@@ -77,7 +80,7 @@ class FolderSource:
         """Return when the file of a position was written."""
         try:
             return float((self._folder / position["file"]).stat().st_mtime)
-        except FileNotFoundError:
+        except OSError:
             return None
 
     def saved(self, position: Position) -> None:
@@ -85,6 +88,26 @@ class FolderSource:
 
     def close(self) -> None:
         """Do nothing."""
+
+    def _list(self) -> Generator[None, None, list[str]]:
+        """List the files as soon as that can be done."""
+        while True:
+            try:
+                names = self._names()
+            except OSError as error:
+                self._tell(self._folder, error)
+                time.sleep(POLL_SECONDS)
+                yield None
+            else:
+                self._trouble = ""
+                return names
+
+    def _tell(self, path: Path, error: Exception) -> None:
+        """Note why something is tried again, once."""
+        trouble = f"{path} cannot be read now ({error.__cause__ or error}); trying again"
+        if trouble != self._trouble:
+            self.notes.append(trouble)
+        self._trouble = trouble
 
     def _names(self) -> list[str]:
         """List the files; only what is new has to find its place among the many that were there before."""
@@ -110,11 +133,13 @@ class FolderSource:
                 rows = ParquetRows([path], self._schema, with_label=True)
                 self._check_kinds(rows.key_kinds)
                 break
-            except DataError as error:
-                if position is not None:  # a part of it is trained
+            except (DataError, OSError) as error:
+                if _may_pass(error):
+                    self._tell(path, error)
+                elif position is not None:  # a part of it is trained
                     raise
                 # It may have become whole since: then it is not the file that was looked at.
-                if _size_and_time(path) == before and not _may_still_be_written(path):
+                elif _size_and_time(path) == before and not _may_still_be_written(path):
                     yield _nothing_but(SetAside(str(path), str(error)))
                     return
             time.sleep(POLL_SECONDS)
@@ -133,7 +158,13 @@ class FolderSource:
             while True:
                 try:
                     block = next(blocks, None)
-                except DataError as error:
+                except (DataError, OSError) as error:
+                    if _may_pass(error):
+                        self._tell(path, error)
+                        time.sleep(POLL_SECONDS)
+                        yield None
+                        blocks = rows.read(group, skip=row - group.first_row)
+                        continue
                     why = f"{error}; rows from {row:,} on are left out"
                     yield _nothing_but(SetAside(str(path), why))
                     return
@@ -208,9 +239,15 @@ def _num_until(names: list[str], last: str) -> int:
 def _size_and_time(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return found.st_size, found.st_mtime_ns
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether it is the system that could not read a file, which says nothing of what is in there."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in _OF_THE_FILE
 
 
 def _may_still_be_written(path: Path) -> bool:
