@@ -7,6 +7,7 @@ values costs nothing here. A value that cannot be trained on raises with its fil
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
-LATEST_TIME = 1 << 36  # in the year 4147: what is later is of another unit
+_EARLY_SECONDS = 86_400  # by which a time may be later than the clock, which may be of another time zone
 _INT64 = pa.int64().id
 _VIEWED: dict[int, type[Any]] = {
     _INT64: np.int64,
@@ -224,6 +225,11 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(numbers or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
+def latest_time() -> float:
+    """Return the latest that an event can have happened: time never goes back, and rows expire by it."""
+    return time.time() + _EARLY_SECONDS
+
+
 def time_numbers(column: pa.Array, wanted: TimeColumn) -> tuple[npt.NDArray[Any], Mask]:
     """Seconds since 1970 of each row, and which rows really have a time."""
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
@@ -231,17 +237,18 @@ def time_numbers(column: pa.Array, wanted: TimeColumn) -> tuple[npt.NDArray[Any]
         times = plain_numbers(seconds)
     else:
         times = plain_numbers(column) // TIME_UNITS[wanted.unit]
-    return times, (times >= 0) & (times < LATEST_TIME) & column.is_valid().to_numpy(zero_copy_only=False)
+    return times, (times >= 0) & (times <= latest_time()) & column.is_valid().to_numpy(zero_copy_only=False)
 
 
 def decode_times(column: pa.Array, wanted: TimeColumn, origin: Origin) -> Int64s:
-    """Whole seconds since 1970; a null, or what is no time after 1970, is refused."""
+    """Whole seconds since 1970; a null, or what is no time between 1970 and tomorrow, is refused."""
     times, allowed = time_numbers(column, wanted)
     if not allowed.all():
         row = int(np.argmin(allowed))
         raise DataError(
             f"{origin.at(row)}: time column {wanted.name!r} is {column[row].as_py()}; a timestamp, or a "
-            f"number of {wanted.unit} since 1970, is needed (other units: `unit` in the schema)"
+            f"number of {wanted.unit} since 1970, is needed, no later than a day from now (other units: "
+            "`unit` in the schema)"
         )
     return times.astype(np.int64, copy=False)
 

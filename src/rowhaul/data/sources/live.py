@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from rowhaul._activity import progressed
 from rowhaul.data.block import Block, join
+from rowhaul.data.columns import latest_time
 from rowhaul.data.contents import FileFacts
 from rowhaul.data.negatives import FeatureMaker
 from rowhaul.data.prefetch import prefetch
@@ -229,7 +230,9 @@ class LiveStream:
     def _time_of(self, position: Position) -> int:
         """Return when the newest sample before a position came; the clock says it where the source cannot."""
         found = self.source.event_time(position)
-        return int(time.time() if found is None or 0 < found < _EARLIEST else found)
+        if found is None or 0 < found < _EARLIEST or found > latest_time():
+            found = time.time()
+        return int(found)
 
     def _put_aside(self, one: SetAside) -> None:
         self._num_aside += 1
