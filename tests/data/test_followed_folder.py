@@ -1,10 +1,11 @@
-"""A followed folder: files that come late are told, also those that came while the run was down; what the
-system cannot read now is tried again."""
+"""A followed folder: files that come late, also while the run was down, and those that were replaced are
+told; what the system cannot read now is tried again."""
 
 import errno
+import os
 import resource
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import count, islice, takewhile
 
 import pyarrow.parquet as pq
 import pytest
@@ -162,6 +163,33 @@ def test_a_file_is_read_on_from_the_row_at_which_the_system_failed(tmp_path, log
     found = list(islice(source.read(None), 8))
     assert users(*filter(None, found)) == table["user"].to_pylist()
     assert len(source.notes) == 1
+
+
+def test_a_file_that_is_replaced_under_its_name_is_set_aside_once(tmp_path, log_schema):
+    put(tmp_path, 1, 2)
+    damaged = tmp_path / "part-3.parquet"
+    damaged.write_bytes(b"PAR1")
+    os.utime(damaged, (1, 1))
+    chunks = FolderSource(tmp_path, log_schema, {}).read(None)
+    found = list(takewhile(lambda one: one is not None, chunks))
+    position = found[1].after(SAMPLES)
+
+    def told(chunks):
+        found = [one for one in islice(chunks, 3) if one is not None]
+        assert not any(len(one.block) for one in found)
+        return [one.where for chunk in found for _, one in chunk.set_aside if "was replaced" in one.why]
+
+    os.utime(tmp_path / "part-1.parquet")  # its contents are the same
+    assert told(chunks) == []
+    names = [str(tmp_path / f"part-{number}.parquet") for number in (1, 2, 3)]
+    for number, name in enumerate(names, start=5):
+        pq.write_table(click_log(SAMPLES, number), name)
+    assert told(chunks) == names
+    assert told(chunks) == []
+    damaged.unlink()
+    again = FolderSource(tmp_path, log_schema, {}).read(position)  # the run was down meanwhile
+    assert told(again) == names[1:2]
+    assert told(again) == []
 
 
 def test_a_further_file_is_found_without_sorting_the_others_again(tmp_path, log_schema, monkeypatch):

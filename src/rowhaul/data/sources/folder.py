@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from rowhaul._id_kinds import join_kinds
 from rowhaul.data.block import Block
+from rowhaul.data.contents import FileFacts
 from rowhaul.data.files import natural_order
 from rowhaul.data.parquet import ParquetRows
 from rowhaul.data.schema import Schema
@@ -31,9 +32,12 @@ from rowhaul.data.sources.source import POLL_SECONDS, Chunk, Position, SetAside
 from rowhaul.errors import DataError
 
 _NAMES_KEPT = 256  # in a position
+_COMPARED = 8  # files that were read last, with what has their names now
 _HASH_BYTES = 4  # of a name
 _SETTLING_SECONDS = 10.0  # a file that is not whole and was changed so recently may still be written
 _OF_THE_FILE = (None, errno.ENOENT, errno.EINVAL)  # Arrow: damage, or it is gone, or offsets are damaged
+
+SizeAndTime = tuple[int, int]
 
 
 class FolderSource:
@@ -51,6 +55,7 @@ class FolderSource:
         self._schema = schema
         self._seen = _Seen(())
         self._listed: list[str] = []  # the names of files, in order
+        self._read: dict[str, tuple[SizeAndTime | None, str]] = {}  # the last files, with their footers
         self._trouble = ""  # what is tried again, as it was told
 
     def read(self, position: Position | None) -> Iterator[Chunk | None]:
@@ -60,6 +65,8 @@ class FolderSource:
         self._seen = _Seen(_known_to(position, names[: _num_until(names, current)]))
         if position and position["rows"] < position["of"]:
             yield from self._read_file(self._folder / current, position)
+        elif position:
+            self._read[current] = None, position["footer"]
         while True:
             names = yield from self._list()
             num_read = _num_until(names, current)
@@ -68,6 +75,7 @@ class FolderSource:
                     why = f"its name sorts before {current}, which was read already"
                     yield _nothing_but(SetAside(str(self._folder / name), why))
                     self._seen.add(name)
+            yield from self._replaced()
             if num_read == len(names):
                 time.sleep(POLL_SECONDS)
                 yield None
@@ -125,6 +133,25 @@ class FolderSource:
             self._listed = kept or new
         return self._listed
 
+    def _remember(self, name: str, found: SizeAndTime | None, footer: str) -> None:
+        """Note a file that is read, or set aside, as it is now."""
+        self._read[name] = found, footer
+        while len(self._read) > _COMPARED:
+            del self._read[next(iter(self._read))]
+
+    def _replaced(self) -> Iterator[Chunk]:
+        """Set files aside, once, that are others than those that were read under their names."""
+        for name, (before, footer) in list(self._read.items()):
+            path = self._folder / name
+            now = _size_and_time(path)
+            if now in (None, before) or (found := _footer(path)) is None:
+                continue  # gone, or not whole yet
+            self._read[name] = now, footer
+            if found != footer:
+                del self._read[name]
+                why = "it was replaced after it was read; give each file a new name"
+                yield _nothing_but(SetAside(str(path), why))
+
     def _read_file(self, path: Path, position: Position | None) -> Iterator[Chunk | None]:
         """Yield a file's rows, from a position within it; a file that cannot be trained on is set aside."""
         while True:
@@ -140,6 +167,7 @@ class FolderSource:
                     raise
                 # It may have become whole since: then it is not the file that was looked at.
                 elif _size_and_time(path) == before and not _may_still_be_written(path):
+                    self._remember(path.name, before, "")
                     yield _nothing_but(SetAside(str(path), str(error)))
                     return
             time.sleep(POLL_SECONDS)
@@ -150,6 +178,7 @@ class FolderSource:
             raise DataError(
                 f"{path} has changed since {first:,} of its rows were trained; restore it, or start a new run"
             )
+        self._remember(path.name, (facts.bytes, facts.mtime_ns), facts.footer)
         for place, group in enumerate(rows.row_groups):
             if group.first_row + group.num_rows <= first:
                 continue
@@ -236,12 +265,21 @@ def _num_until(names: list[str], last: str) -> int:
     return bisect_right(names, _order(last), key=_order) if last else 0
 
 
-def _size_and_time(path: Path) -> tuple[int, int] | None:
+def _size_and_time(path: Path) -> SizeAndTime | None:
     try:
         found = path.stat()
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns
+
+
+def _footer(path: Path) -> str | None:
+    """Return the digest of a file's footer; None: it is not whole, or cannot be read now."""
+    try:
+        with pq.ParquetFile(path) as opened:
+            return FileFacts.of(path, opened.metadata).footer
+    except (pa.ArrowException, OSError):
+        return None
 
 
 def _may_pass(error: Exception) -> bool:
