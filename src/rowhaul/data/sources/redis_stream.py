@@ -48,6 +48,9 @@ _MOST_PENDING = 1 << 20  # that are counted
 _RETRY_SECONDS = 0.5
 _SOCKET_SECONDS = 10.0
 _BEGINNING = "0-0"
+# Replies of a server that may do it later, or is no longer the one to ask: codes, or the client's names.
+_NOT_NOW = {"NOREPLICAS", "MISCONF", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "OOM"}
+_NOT_NOW |= {"ReadOnlyError", "MasterDownError", "ClusterDownError", "OutOfMemoryError"}
 
 
 Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
@@ -116,7 +119,13 @@ class RedisSource:
                 self._acknowledge()
                 wait = int(POLL_SECONDS * 1000)
                 read = self._server.xreadgroup(self._group, _CONSUMER, {self._stream: ">"}, count, wait)
-            except self._away as error:
+            except (*self._away, self._refused) as error:
+                if "NOGROUP" in str(error):  # the stream or its group was removed: begin it anew
+                    is_joined = False
+                    yield None
+                    continue
+                if not self._is_away(error):
+                    raise DataError(f"{self.name}: {error}") from None
                 if isinstance(error, self._unauthorized) and not was_joined:
                     raise ConfigError(
                         f"{self.name} does not let this user and password in ({error}); give them in the "
@@ -126,15 +135,10 @@ class RedisSource:
                 if not is_away:
                     self.notes.append(f"{self.name} is away ({error}); waiting for it")
                 is_joined, is_away = False, True
+                self._server.connection_pool.disconnect()  # another server may have the name now
                 time.sleep(_RETRY_SECONDS)
                 yield None
                 continue
-            except self._refused as error:
-                if "NOGROUP" in str(error):  # the stream or its group was removed: begin it anew
-                    is_joined = False
-                    yield None
-                    continue
-                raise DataError(f"{self.name}: {error}") from None
             if is_away:
                 self.notes.append(f"{self.name} is back")
                 is_away = False
@@ -171,6 +175,11 @@ class RedisSource:
         except (*self._away, self._refused):
             pass  # done at the next start
 
+    def _is_away(self, error: Exception) -> bool:
+        """Whether it is to be waited for, as after a failover."""
+        reply = {type(error).__name__, str(error).partition(" ")[0]}
+        return isinstance(error, self._away) or not _NOT_NOW.isdisjoint(reply)
+
     def _join(self, last: str) -> None:
         """Deliver everything after an entry, again where it was delivered before."""
         num_read = None
@@ -178,7 +187,7 @@ class RedisSource:
             self._server.xgroup_create(self._stream, self._group, id=last, mkstream=True)
         except self._refused as error:
             if "BUSYGROUP" not in str(error):
-                raise DataError(f"{self.name}: {error}") from None
+                raise
             num_read = self._num_read(last)
             self._server.xgroup_setid(self._stream, self._group, last, entries_read=num_read)
             self._acknowledge_before()
