@@ -192,7 +192,7 @@ class FolderSource:
                         self._tell(path, error)
                         time.sleep(POLL_SECONDS)
                         yield None
-                        blocks = rows.read(group, skip=row - group.first_row)
+                        blocks = rows.read(place, skip=row - group.first_row)
                         continue
                     why = f"{error}; rows from {row:,} on are left out"
                     yield _nothing_but(SetAside(str(path), why))
