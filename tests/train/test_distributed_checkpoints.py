@@ -135,10 +135,30 @@ def test_a_run_that_was_saved_with_caches_keeps_them_where_rows_could_stay_at_ho
         for dispatcher in ("round-robin", "random"):
             config = replace(planned.cluster, dispatcher=dispatcher, sync="at-home")
             settings = layout_of(trainer.collection).schedule_settings(config, cluster.topology)
-            kept.append((dispatcher, saved.keep_sync(settings).sync))
+            kept.append((dispatcher, saved.keep_sync(settings, may_stay_home=True).sync))
 
     on_threads(planned.cluster.topology(), look)
     assert set(kept) == {("round-robin", "on-demand"), ("random", "at-home")}
+
+
+@pytest.mark.parametrize(("may_stay_home", "kept"), [(True, "at-home"), (False, "on-demand")])
+def test_a_run_whose_rows_stayed_at_home_keeps_that_where_they_still_may(
+    may_stay_home, kept, session, tmp_path
+):
+    """Not on a card, for example."""
+    at_home = replace(session, cluster=replace(CLUSTER, **AT_HOME))
+    at_home.on_threads(tmp_path)
+
+    def look(cluster):
+        trainer = Trainer(at_home.config, at_home.schema)
+        saved = checkpointing.find(cluster, tmp_path / CHECKPOINTS, trainer)
+        settings = layout_of(trainer.collection).schedule_settings(
+            replace(at_home.cluster, sync="auto"), cluster.topology
+        )
+        assert settings.sync == "on-demand"
+        return saved.keep_sync(settings, may_stay_home=may_stay_home).sync
+
+    assert set(on_threads(at_home.cluster.topology(), look)) == {kept}
 
 
 @pytest.mark.slow

@@ -180,15 +180,19 @@ class Saved:
         prices = tuple(self._written["prices"]) if self._written is not None else ()
         return replace(settings, prices=prices) if len(prices) == len(settings.prices) else settings
 
-    def keep_sync(self, settings: ScheduleSettings) -> ScheduleSettings:
-        """The settings with the checkpoint's way to synchronise rows, if the same bits follow from it."""
+    def keep_sync(self, settings: ScheduleSettings, *, may_stay_home: bool) -> ScheduleSettings:
+        """The settings with the checkpoint's way to synchronise rows, if the same bits follow from it.
+
+        Rows that may not stay at home, such as those of a model that is on a card now, move by plans.
+        """
         if self._written is None:
             return settings
         try:
             kept = replace(settings, sync=self._written["settings"]["sync"])
         except ConfigError:
             return settings
-        return settings if self.differences(kept) else kept
+        can_be_kept = may_stay_home or kept.sync_mode.plans_rows
+        return kept if can_be_kept and not self.differences(kept) else settings
 
     def layout(self, layout: TableLayout) -> TableLayout:
         """The tables as the checkpoint has them."""

@@ -208,7 +208,7 @@ class ClusterSession(Session):
     def _distribute(self, saved: checkpointing.Saved | None) -> DistributedTraining:
         config, cluster, trainer = self.config, self.cluster, self.trainer
         speeds = self.links.bytes_per_second[: cluster.topology.num_workers] if self.links else None
-        layout = layout_of(trainer.collection)
+        layout, stays = layout_of(trainer.collection), may_stay_home(trainer.collection)
         settings = layout.schedule_settings(
             config.cluster,
             cluster.topology,
@@ -216,12 +216,12 @@ class ClusterSession(Session):
             hot=hot_rows_for_all(cluster, config, self.stream, trainer.collection),
             speeds=speeds,
             policies=trainer.policies,
-            may_stay_home=may_stay_home(trainer.collection),
+            may_stay_home=stays,
         )
         if saved is not None and self.links is not None:
             settings = saved.keep_prices(settings)  # measured anew they differ a little, and so would bits
         if saved is not None and config.cluster.sync == AUTO:
-            settings = saved.keep_sync(settings)
+            settings = saved.keep_sync(settings, may_stay_home=stays)
         if saved is not None and (self.hot is not None or not layout.keeps_hot_rows):
             settings = saved.keep_hot(settings)
         elif self.hot is not None:
