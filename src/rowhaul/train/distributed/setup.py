@@ -116,7 +116,8 @@ def distribute(
     collection = only_collection(model)
     layout = layout_of(collection)
     check_trainable(model)
-    config = (config or ClusterConfig()).on_hosts(len(cluster.hosts))
+    config = replace(config or ClusterConfig(), colocated=cluster.topology.colocated)  # as it was joined
+    config = config.on_hosts(len(cluster.hosts))
     if settings is None:
         tables = [one.name for one in collection.table_configs()]
         by_table = policies_by_table(policies or {}, tables)
