@@ -27,6 +27,13 @@ def test_auto_depends_on_hosts_and_links(given, links, num_hosts, chosen):
     assert config.on_hosts(num_hosts).dispatcher == chosen
 
 
+@pytest.mark.parametrize(("links", "num_hosts"), [("equal", 2), ("measure", 1), ("50mbit*2", 3)])
+def test_auto_is_round_robin_wherever_rows_stay_at_home(links, num_hosts):
+    config = ClusterConfig(workers=2, colocated=True, sync="at-home", links=links)
+    assert config.on_hosts(num_hosts).dispatcher == "round-robin"
+    assert chosen_sync(config, num_hosts) == "at-home"
+
+
 def test_auto_minimises_moves_where_hosts_are_unknown():
     sizes = RowSizes(values=(64,), state=(4,))
     assert ClusterConfig().schedule(Topology(num_workers=2), sizes).dispatcher == "joint"

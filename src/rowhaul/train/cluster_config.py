@@ -28,7 +28,7 @@ from rowhaul.transport.dense.overlapping import DENSE_WIRES, EXACT_WIRE
 
 DATA_FROM = ("every_host", "rank0")
 AUTO = "auto"
-ON_DEMAND = "on-demand"
+ON_DEMAND, AT_HOME = "on-demand", "at-home"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class ClusterConfig:
         colocated: every worker also stores a part of the rows.
         peer_to_peer: workers send rows to each other, bypassing the stores.
         dispatcher: who trains which sample: joint, esd:ALPHA, laia, laia-adaptive, random, round-robin, ...;
-            auto: round-robin, the quickest to decide, where all ranks share one host, otherwise joint.
+            auto: round-robin, the quickest to decide, where all ranks share one host or rows stay at home,
+            otherwise joint.
         sync: when trained rows go home: on-demand, full, static, or bounded:S, which is not exact; at-home:
             they never leave, ranks read them there and hand gradients over. auto: at-home where all ranks
             share one host, are co-located, and nothing else is asked of caches; otherwise on-demand.
@@ -172,7 +173,7 @@ class ClusterConfig:
         Where ``sync`` stays ``auto``, the rows decide: see `schedule`.
         """
         links_are_free = num_hosts == 1 and self.links == "equal"
-        chosen = "round-robin" if links_are_free else "joint"
+        chosen = "round-robin" if links_are_free or self.sync == AT_HOME else "joint"
         dispatcher = chosen if self.dispatcher == AUTO else self.dispatcher
         stays = links_are_free and self.colocated and is_blind(make_dispatcher(dispatcher))
         stays = stays and all(getattr(self, name) == getattr(ONE_PROCESS, name) for name in _OF_CACHES)
@@ -206,7 +207,7 @@ class ClusterConfig:
             may_stay_home: whether rows are of a kind that can be left at home, where ``sync`` is ``auto``.
         """
         stays = may_stay_home and all(one.keeps_all for one in policies)
-        sync = ("at-home" if stays else ON_DEMAND) if self.sync == AUTO else self.sync
+        sync = (AT_HOME if stays else ON_DEMAND) if self.sync == AUTO else self.sync
         return ScheduleSettings(
             topology=topology,
             sizes=sizes,
