@@ -181,6 +181,24 @@ def test_a_model_may_read_other_ids_than_those_of_its_batch() -> None:
     assert_bit_equal(case, outcome, replay(case, outcome))
 
 
+def test_a_worker_without_samples_may_read_ids_too() -> None:
+    """Its batch has no rows, so all of them read their initial values."""
+    case = a_case()
+    case = replace(case, settings=replace(case.settings, shares=(1, 0)))
+    fresh = TinyModel(case)
+
+    def train(rank: Rank, batch: Batch) -> float | None:
+        if rank.rank == 1:
+            assert not len(batch)
+            names, ones = batch.ids.keys(), torch.ones(len(batch.ids.keys()), dtype=torch.int32)
+            strange = KeyedJaggedTensor(names, torch.tensor([3, 5, 3]), lengths=ones)
+            assert torch.equal(rank.model.rows(strange).values(), fresh.rows(strange).values())
+        return train_batch(rank, batch)
+
+    outcome = run_cluster(case, train=train)
+    assert_bit_equal(case, outcome, replay(case, outcome))
+
+
 def test_a_batch_may_be_trained_in_parts() -> None:
     """Gradients of two passes over parts of the batch add up to those of its rows."""
     case = a_case()

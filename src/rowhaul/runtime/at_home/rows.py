@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rowhaul.errors import ConfigError
 from rowhaul.nn.features import FeatureGroup
 from rowhaul.nn.jagged import KeyedJaggedTensor
-from rowhaul.nn.local_rows import TableRows, tables_of_keys
+from rowhaul.nn.local_rows import TableRows
 from rowhaul.nn.pooled import PooledRead, pooled_read
 from rowhaul.runtime.at_home.exchange import RowsRead
 from rowhaul.runtime.batch_rows import BatchRows
@@ -84,10 +84,15 @@ class HomeRows(CachedRows):
     def _some_of(self, rows: RowsRead, ids: tuple[Ints, Ints, Ints]) -> Lookup:
         """Locate other ids than those of the batch: rows that are not among it read their initial values."""
         fresh = TableRows.look_up(self, rows.number, ids, True, "init")  # nothing is in these tables
-        places = {row: place for place, row in enumerate(zip(rows.rows.tables, rows.rows.keys, strict=True))}
-        named = zip(tables_of_keys(fresh), fresh.keys, strict=True)
-        place = np.array([places.get(row, -1) for row in named], np.int64)
-        unknown = fresh.locations - len(rows.copies)  # behind the copies
-        locations = np.where(place >= 0, rows.rows.locations[place], unknown)
+        known, locations = rows.rows, fresh.locations - len(rows.copies)  # behind the copies
+        for table in range(len(known.starts) - 1):
+            here, there = fresh.starts[table], known.starts[table]
+            _, named, at = np.intersect1d(
+                fresh.keys[here : fresh.starts[table + 1]],
+                known.keys[there : known.starts[table + 1]],
+                assume_unique=True,
+                return_indices=True,
+            )
+            locations[here + named] = known.locations[there + at]
         copies = np.concatenate([rows.copies, fresh.spare])
         return Lookup(fresh.keys, fresh.starts, fresh.inverse, locations, copies)
