@@ -149,7 +149,10 @@ def test_measurements_count_once_for_every_iteration():
 
 
 def test_rows_that_plans_leave_out_count_as_ranks_report_them(tmp_path):
-    """In the monitor and in the log: what is read of other ranks, and as many gradients."""
+    """In the monitor and in the log: what is read of other ranks, and as many gradients.
+
+    The first plans are agreed on before any rank has finished an iteration; they bring no counts.
+    """
     monitor, topology = RunMonitor(), Topology(2, 0, colocated=True)
     labels = [RankLabels(0, "worker", "a"), RankLabels(1, "worker", "a")]
     monitor.joined(labels, [], MEASURES, lambda: None)
@@ -163,19 +166,19 @@ def test_rows_that_plans_leave_out_count_as_ranks_report_them(tmp_path):
         sync="at-home",
     )
     ids = IdBatch.from_features([0], np.arange(4), np.ones((1, 4), np.int32))
-    scheduler = Scheduler(settings, [ids] * 2)
+    scheduler = Scheduler(settings, [ids] * 4)
     scheduler.count_no_rows()
-    with ClusterLog(tmp_path, 0, topology, every=2) as log:
-        for finished in (1, 2):
+    with ClusterLog(tmp_path, 0, topology, every=4) as log:
+        for finished in (0, 0, 1, 2):
             assert scheduler.fill()
             measures = np.zeros((2, len(MEASURES)))
             measures[:, MEASURES.index("iteration")] = finished
             for name, counts in zip(ROW_COUNTS, ((10, 8), (6, 3), (256, 320), (320, 256)), strict=True):
-                measures[:, MEASURES.index(name)] = counts
+                measures[:, MEASURES.index(name)] = counts if finished else 0
             job = Job(scheduler.plan(), None, measures=measures)
             monitor.iterated(job.plan, job.measures)
             log.iterated(job)
-        log.write_more(2)
+        log.write_more(4)
     shown = collected(monitor)
     assert shown.by("rowhaul_cache_lookups_total", "rank") == {("0",): 20, ("1",): 16}
     assert shown.by("rowhaul_cache_hits_total", "rank") == {("0",): 12, ("1",): 6}

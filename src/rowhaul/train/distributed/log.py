@@ -71,7 +71,8 @@ class ClusterLog(TrainingLog):
         super().__init__(folder, first_step, every, monitor)
         self._topology, self._writes = topology, folder is not None
         self._sums: defaultdict[str, float] = defaultdict(float)
-        self._iterations, self._slack_least, self._cpu = 0, np.inf, 0.0
+        self._counted: defaultdict[str, float] = defaultdict(float)  # of rows that stay at home
+        self._iterations, self._times_counted, self._slack_least, self._cpu = 0, 0, np.inf, 0.0
         self.row_counts = RowCounts() if has_policies else None  # of all steps
 
     def iterated(self, job: Job) -> None:
@@ -115,12 +116,16 @@ class ClusterLog(TrainingLog):
             self._cpu = cpu
 
     def _count_rows(self, counts: npt.NDArray[np.float64]) -> None:
-        """Add rows that stay at home, ranks x `ROW_COUNTS`: gradients return as values were read."""
-        sums, (needed, here, read, served) = self._sums, counts.T
+        """Add rows that stay at home, ranks x `ROW_COUNTS`: gradients return as values were read.
+
+        The first iterations are agreed on before any is finished, and bring none.
+        """
+        sums, (needed, here, read, served) = self._counted, counts.T
         if not needed.any():
             return
-        sums["lookups"] += needed.sum()
-        sums["hits"] += here.sum()
+        self._times_counted += 1
+        self._sums["lookups"] += needed.sum()
+        self._sums["hits"] += here.sum()
         for kind in (Kind.MISS_PULL, Kind.UPDATE_PUSH):
             sums[f"rows/{KIND_NAMES[kind]}"] += (needed - here).sum()
             sums[f"bytes/{KIND_NAMES[kind]}"] += read.sum()
@@ -138,9 +143,12 @@ class ClusterLog(TrainingLog):
             return
         sums, count = self._sums, max(self._iterations, 1)
         means = {name: value / count for name, value in sums.items() if name not in ("hits", "lookups")}
+        for name, value in self._counted.items():
+            means[name] += value / self._times_counted
         means["hit_ratio"] = sums["hits"] / max(sums["lookups"], 1)
         if np.isfinite(self._slack_least):
             means["seconds/slack_least"] = self._slack_least
         self.write("cluster", step, means)
         self._sums.clear()
-        self._iterations, self._slack_least = 0, np.inf
+        self._counted.clear()
+        self._iterations, self._times_counted, self._slack_least = 0, 0, np.inf
