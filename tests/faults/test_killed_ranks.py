@@ -34,7 +34,7 @@ def test_a_killed_run_within_a_budget_goes_on_to_the_same_bits(log, tmp_path):
 
 
 def test_a_killed_run_whose_rows_stay_at_home_goes_on_to_the_same_bits(log, tmp_path):
-    at_home = ("--colocated", "--sync", "at-home", "--batch-size", "50")
+    at_home = ("--colocated", "--sync", "at-home", "--cache", "1GiB", "--batch-size", "50")
     whole = tmp_path / "whole"
     subprocess.run(command(log, whole, *at_home), check=True, timeout=200, capture_output=True)
     workers = {"worker 0": 0, "worker 1": 1}

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from rowhaul.errors import ConfigError
+from rowhaul.pruning.config import PruneConfig
 from rowhaul.schedule import HotRows, RowPolicy, RowSizes, Topology
 from rowhaul.train.cluster_config import ClusterConfig
+from rowhaul.train.config import TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,37 @@ def test_policies_and_hot_rows_need_a_plan(what):
         config.schedule(config.topology(), SIZES, policies=policies, hot=hot)
 
 
-@pytest.mark.parametrize("hot_rows", [10, "auto"])
-def test_hot_rows_and_rows_at_home_are_refused_at_once(hot_rows):
-    with pytest.raises(ConfigError, match=f"moves no rows, but cluster.hot_rows is {hot_rows}"):
-        ClusterConfig(sync="at-home", hot_rows=hot_rows)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("hot_rows", 10),
+        ("hot_rows", "auto"),
+        ("cache", "64MiB"),
+        ("cache_policy", "lfu"),
+        ("first_touch", False),
+    ],
+)
+def test_settings_of_caches_and_rows_at_home_are_refused_at_once(name, given):
+    with pytest.raises(ConfigError, match=f"moves no rows, but cluster.{name} is {given}: set it to "):
+        ClusterConfig(sync="at-home", **{name: given})
+
+
+AT_HOME = replace(ON_ONE_HOST, sync="at-home")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"row_dtype": "int8"}, "sync is at-home, .* but row_dtype is int8"),
+        ({"device": "cuda"}, "sync is at-home, .* but device is cuda"),
+        ({"tables": {"default": {"ttl": 3}}}, "sync is at-home, .* but tables have policies"),
+        ({"prune": PruneConfig(ratio="50%")}, "sync is at-home, which does not go together with prune"),
+        ({"prune": PruneConfig(budget="1MiB")}, "at-home, which does not go together with prune.budget"),
+    ],
+    ids=str,
+)
+def test_rows_that_cannot_stay_at_home_are_refused_before_a_run(given, why):
+    with pytest.raises(ConfigError, match=why):
+        TrainConfig(cluster=AT_HOME, **given)
+    TrainConfig(cluster=replace(AT_HOME, workers=0), **given)  # in one process nothing is synchronised
+    TrainConfig(cluster=ON_ONE_HOST, **given)

@@ -48,7 +48,7 @@ QUICK = (
 )
 
 
-AT_HOME = {"sync": "at-home", "colocated": True, "dispatcher": "round-robin"}
+AT_HOME = {"sync": "at-home", "colocated": True, "dispatcher": "round-robin", "cache": "1GiB"}
 
 
 def checkpoint(folder, step):

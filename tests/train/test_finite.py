@@ -164,7 +164,7 @@ def run(session: Session, cluster: ThreadCluster, what: str, index: int, hot, fo
         training.close()
 
 
-AT_HOME = {"colocated": True, "sync": "at-home", "dispatcher": "round-robin"}
+AT_HOME = {"colocated": True, "sync": "at-home", "dispatcher": "round-robin", "cache": "1GiB"}
 
 
 @pytest.mark.parametrize(

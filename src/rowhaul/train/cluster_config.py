@@ -136,16 +136,23 @@ class ClusterConfig:
         mode = make_sync(ON_DEMAND if self.sync == AUTO else self.sync)
         policy_keys(self.cache_policy)
         self._cache_amount()
-        if not mode.plans_rows and self.hot_rows:
-            raise ConfigError(
-                f"cluster.sync is {self.sync}, which moves no rows, but cluster.hot_rows is {self.hot_rows}: "
-                "set it to 0, or choose another sync, such as on-demand"
-            )
+        if not mode.plans_rows:
+            self._check_at_home()
         if mode.name == "static" and not self.hot_rows:
             raise ConfigError(
                 "cluster.sync is static, which keeps a set of hot rows on every worker, but cluster.hot_rows "
                 "is 0; say how many, for example hot_rows: 10000"
             )
+
+    def _check_at_home(self) -> None:
+        """Refuse settings of caches, which are empty."""
+        for name in _OF_CACHES:
+            given, default = getattr(self, name), getattr(ONE_PROCESS, name)
+            if given != default:
+                raise ConfigError(
+                    f"cluster.sync is {self.sync}, which moves no rows, but cluster.{name} is {given}: set "
+                    f"it to {default}, the default, or choose another sync, such as on-demand"
+                )
 
     @property
     def inexact(self) -> str:
@@ -176,7 +183,8 @@ class ClusterConfig:
         chosen = "round-robin" if links_are_free or self.sync == AT_HOME else "joint"
         dispatcher = chosen if self.dispatcher == AUTO else self.dispatcher
         stays = links_are_free and self.colocated and is_blind(make_dispatcher(dispatcher))
-        stays = stays and all(getattr(self, name) == getattr(ONE_PROCESS, name) for name in _OF_CACHES)
+        asked_for = (*_OF_CACHES, "planning_threads")
+        stays = stays and all(getattr(self, name) == getattr(ONE_PROCESS, name) for name in asked_for)
         sync = ON_DEMAND if self.sync == AUTO and not stays else self.sync
         return replace(self, dispatcher=dispatcher, sync=sync)
 
@@ -272,5 +280,4 @@ class ClusterConfig:
 
 
 ONE_PROCESS = ClusterConfig()
-# Where one of these is given, somebody wants caches, or a plan.
-_OF_CACHES = ("cache", "cache_policy", "hot_rows", "first_touch", "planning_threads")
+_OF_CACHES = ("cache", "cache_policy", "hot_rows", "first_touch")  # where one is given, somebody wants caches

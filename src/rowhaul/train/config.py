@@ -24,7 +24,7 @@ from rowhaul.schedule.lifetimes.policy import RowPolicy, check_policies, policie
 from rowhaul.store.packing import PLAIN, check_row_dtype
 from rowhaul.store.tables import ON_UNKNOWN
 from rowhaul.train.checkpoint_pace import pace_of
-from rowhaul.train.cluster_config import ONE_PROCESS, ClusterConfig
+from rowhaul.train.cluster_config import AT_HOME, ONE_PROCESS, ClusterConfig
 from rowhaul.train.dense_state import options_for_device
 from rowhaul.train.losses import PLAIN_LOSS, LossConfig
 from rowhaul.train.progressive import AUTO_WINDOW, MOST_SAMPLES
@@ -214,6 +214,8 @@ class TrainConfig:
                 "prune.tail is initial, but every id has a row: that is the tail of tables with policies; "
                 "set tables.default.admit_after to the sightings before an id gets one, or leave it out"
             )
+        if self.cluster.workers and self.cluster.sync == AT_HOME:
+            self._check_at_home(keeps_all)
         if self.publish.is_used:
             self._check_published()
         if self.cluster.hot_is_auto and not keeps_all:
@@ -284,6 +286,20 @@ class TrainConfig:
         from rowhaul.budget.layout import check_cluster as check_with_budget
 
         check_with_budget(self.cluster.sync, self.cluster.hot_rows)
+
+    def _check_at_home(self, keeps_all: bool) -> None:
+        """Refuse rows that cannot stay at home."""
+        refused = {
+            f"device is {self.device}": not self.device.startswith("cpu"),
+            f"row_dtype is {self.row_dtype}": self.held_in != PLAIN,
+            "tables have policies": not keeps_all,
+        }
+        for what, is_given in refused.items():
+            if is_given:
+                raise ConfigError(
+                    f"cluster.sync is {AT_HOME}, for whole rows in host memory that nobody drops, but "
+                    f"{what}: leave that out, or choose another sync, such as on-demand"
+                )
 
     def _check_row_dtype(self) -> None:
         if self.row_dtype in (AUTO, PLAIN):

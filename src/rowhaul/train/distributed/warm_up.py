@@ -28,6 +28,7 @@ from rowhaul.runtime.phase_kernels import sort_moves
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import ScheduleSettings
 from rowhaul.store import snapshot
+from rowhaul.train.cluster_config import ONE_PROCESS
 from rowhaul.train.config import TrainConfig
 from rowhaul.train.distributed.tables import layout_of, may_stay_home, only_collection, tables_of_features
 from rowhaul.train.distributed.training import DistributedTraining
@@ -51,7 +52,7 @@ def compile_kernels(config: TrainConfig, schema: Schema, on_start: Callable[[], 
     policies = tuple(  # short enough to expire rows within these few batches
         replace(one, ttl=one.ttl and 1, max_rows=one.max_rows and 3) for one in given_policies
     )
-    plain = replace(config.cluster, shares="equal", links="equal", cache="64MiB")
+    plain = replace(config.cluster, shares="equal", links="equal", cache=ONE_PROCESS.cache)
     stays = may_stay_home(collection)
     given = layout.schedule_settings(plain, topology, policies=policies, may_stay_home=stays)
     network = InProcessNetwork(topology.num_ranks)
