@@ -11,6 +11,7 @@ from rowhaul.cli.size.command import describe_run
 from rowhaul.data.schema import Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import ConfigError
+from rowhaul.monitoring.settings import MonitoringConfig
 from rowhaul.nn import Batch
 from rowhaul.pruning.config import PruneConfig
 from rowhaul.sizing.fit import suggestions
@@ -149,12 +150,34 @@ def test_ranks_share_the_rows_and_machines_the_ranks(described):
 
 def test_colocated_workers_store_and_cache(described):
     run, _ = described
-    cluster = ClusterConfig(workers=4, colocated=True, cache="1GiB")
+    cluster = ClusterConfig(workers=4, colocated=True, cache="512MiB")
     found = replace(run, config=replace(CONFIG, cluster=cluster)).estimate()
     assert len(found.ranks) == 4
     assert all({"rows", "index", "cache", "saving"} <= rank.parts.keys() for rank in found.ranks)
     whole = sum(run.rows.values()) * 17 * 4
     assert found.ranks[0].parts["cache"] < 3 * whole + (8 << 20)  # a cache holds no more than there is
+
+
+def test_rows_that_stay_at_home_need_no_caches(described):
+    run, _ = described
+    cluster = ClusterConfig(workers=4, colocated=True)
+
+    def parts(machines=1, **changes):
+        config = replace(CONFIG, cluster=replace(cluster, **changes.pop("cluster", {})), **changes)
+        found = replace(run, config=config, machines=machines).estimate()
+        return [rank.parts for rank in found.ranks]
+
+    at_home, planned = parts(), parts(cluster={"sync": "on-demand"})
+    moving = {"cache", "flushing", "scheduler"}
+    assert all(one.keys() >= {"rows", "index", "saving", "step"} for one in at_home)
+    assert not any(moving & one.keys() for one in at_home)
+    assert all(one["saving"] < other["saving"] for one, other in zip(at_home, planned, strict=True))
+    assert not any(moving & one.keys() for one in parts(2, cluster={"sync": "at-home"}))
+    explained = parts(monitoring=MonitoringConfig(explain=True))[3]
+    assert moving & explained.keys() == {"scheduler"}  # it counts rows as plans do
+    assert explained["scheduler"] < planned[3]["scheduler"]
+    for rest in (parts(2), parts(tables={"user": {"ttl": 2}}), parts(row_dtype="int8")):
+        assert moving <= rest[3].keys()
 
 
 PRUNED = {

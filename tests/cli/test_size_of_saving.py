@@ -20,6 +20,7 @@ CLUSTERS = {
     "one process": [],
     "two workers and a store": ["--workers", "2", "--stores", "1", "--cache", "30000"],
     "two co-located workers": ["--workers", "2", "--colocated", "--cache", "40000"],
+    "rows at home": ["--workers", "2", "--colocated"],
 }
 
 

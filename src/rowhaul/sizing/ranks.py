@@ -14,6 +14,7 @@ from rowhaul.schedule import RowSizes, Topology
 from rowhaul.sizing.card import beside_cache, holds_all, is_on_card
 from rowhaul.store.footprint import index_bytes, records_bytes
 from rowhaul.store.snapshot import KEPT_SHARE, MARK_BYTES, STATE_BYTES
+from rowhaul.train.cluster_config import AT_HOME
 from rowhaul.train.run import EVALUATION_BATCH
 from rowhaul.tuning.hot_set.controller import CACHE_SHARE
 
@@ -54,6 +55,7 @@ class Ranks:
         self.num_ranks = self.topology.num_ranks if self.topology else 1
         self.num_workers = self.topology.num_workers if self.topology else 1
         self.rows = run.row_estimate
+        self._stays_home = self.topology is not None and _sync_of(run) == AT_HOME
 
     def machines(self) -> list[tuple[int, ...]]:
         """Ranks of each machine: blocks of them in order, as torchrun numbers them."""
@@ -72,13 +74,14 @@ class Ranks:
         if stores and not holds_all(self.run):
             shards = None if topology is None else topology.num_shards
             parts |= self.rows.stored(shards, self.run.model.groups)
-        if topology is not None and trains:
-            parts |= self._cached(topology)
+        moves = topology if not self._stays_home else None  # where rows move between caches
+        if moves is not None and trains:
+            parts |= self._cached(moves)
         if self.run.config.device_bytes:
             parts["card's cache"] = beside_cache(self.run)
         parts["saving"] = self._saving_bytes(parts, trains, stores, reads)
-        if topology is not None:
-            parts["flushing"] = self._flushing_bytes(topology, stores)
+        if moves is not None:
+            parts["flushing"] = self._flushing_bytes(moves, stores)
         if not is_on_card(self.run):
             parts["dense model"] = self.run.model.dense if trains else self.run.model.weights
             if trains:
@@ -88,7 +91,7 @@ class Ranks:
             parts["policies"] = policies
         if reads:
             parts["data"] = self._data_bytes()
-            if topology is not None:
+            if topology is not None and (moves is not None or self.run.config.monitoring.explain):
                 parts["scheduler"] = self._scheduler_bytes(topology)
                 parts |= self.rows.host()
         parts["process"] = self.run.process_bytes
@@ -140,6 +143,8 @@ class Ranks:
 
     def _cached_records(self, topology: Topology) -> int:
         """Records that a cache holds."""
+        if self._stays_home:
+            return 0
         rows, num_tables = self.rows, len(self.run.kept)
         state = rows.record_bytes - rows.record_values
         sizes = RowSizes((rows.record_values,) * num_tables, (state,) * num_tables)
@@ -178,3 +183,11 @@ class Ranks:
         window = (self.cluster.look_ahead + 2) * self.run.config.batch_size * self.run.ids_per_sample
         slots = min(every, topology.num_workers * cached + window * self.rows.records_per_row)
         return round(SLOT_BYTES * slots + COPY_BYTES * topology.num_workers * cached + SEEN_BYTES * every)
+
+
+def _sync_of(run: Run) -> str:
+    """How a run would synchronise rows on its machines."""
+    config = run.config
+    policies = config.row_policies(list(run.schema.tables))
+    is_whole = config.row_settings() is None and not is_on_card(run)
+    return config.cluster.on_hosts(run.machines).sync_of_rows(policies, may_stay_home=is_whole)

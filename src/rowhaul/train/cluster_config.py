@@ -177,7 +177,7 @@ class ClusterConfig:
     def on_hosts(self, num_hosts: int) -> ClusterConfig:
         """Choose what is ``auto``; links that are given or measured cost what they say.
 
-        Where ``sync`` stays ``auto``, the rows decide: see `schedule`.
+        Where ``sync`` stays ``auto``, the rows decide: see `sync_of_rows`.
         """
         links_are_free = num_hosts == 1 and self.links == "equal"
         chosen = "round-robin" if links_are_free or self.sync == AT_HOME else "joint"
@@ -187,6 +187,12 @@ class ClusterConfig:
         stays = stays and all(getattr(self, name) == getattr(ONE_PROCESS, name) for name in asked_for)
         sync = ON_DEMAND if self.sync == AUTO and not stays else self.sync
         return replace(self, dispatcher=dispatcher, sync=sync)
+
+    def sync_of_rows(self, policies: Sequence[RowPolicy], *, may_stay_home: bool) -> str:
+        """How rows of tables with these policies are synchronised, once `on_hosts` has chosen."""
+        if self.sync != AUTO:
+            return self.sync
+        return AT_HOME if may_stay_home and all(one.keeps_all for one in policies) else ON_DEMAND
 
     def topology(self, num_workers: int | None = None) -> Topology:
         """Workers and stores."""
@@ -214,15 +220,13 @@ class ClusterConfig:
             policies: one for each table.
             may_stay_home: whether rows are of a kind that can be left at home, where ``sync`` is ``auto``.
         """
-        stays = may_stay_home and all(one.keeps_all for one in policies)
-        sync = (AT_HOME if stays else ON_DEMAND) if self.sync == AUTO else self.sync
         return ScheduleSettings(
             topology=topology,
             sizes=sizes,
             prices=link_prices(speeds or self._speeds(topology.num_workers)),
             cache=self.cache_settings(sizes),
             dispatcher="joint" if self.dispatcher == AUTO else self.dispatcher,
-            sync=sync,
+            sync=self.sync_of_rows(policies, may_stay_home=may_stay_home),
             shares=self.given_shares(topology.num_workers),
             first_touch=self.first_touch,
             policies=policies,
