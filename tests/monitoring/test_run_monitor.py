@@ -155,7 +155,7 @@ def test_rows_that_plans_leave_out_count_as_ranks_report_them(tmp_path):
     """
     monitor, topology = RunMonitor(), Topology(2, 0, colocated=True)
     labels = [RankLabels(0, "worker", "a"), RankLabels(1, "worker", "a")]
-    monitor.joined(labels, [], MEASURES, lambda: None)
+    monitor.joined(labels, ["user"], MEASURES, lambda: None)
     monitor.started(0, 0, 9, 9)
     settings = ScheduleSettings(
         topology=topology,
@@ -186,6 +186,8 @@ def test_rows_that_plans_leave_out_count_as_ranks_report_them(tmp_path):
     both = ("miss_pull",), ("update_push",)
     assert shown.by("rowhaul_moved_rows_total", "kind") == {**moved, **dict.fromkeys(both, 18)}
     assert shown.by("rowhaul_moved_bytes_total", "kind") == {**moved, **dict.fromkeys(both, 2 * 576)}
+    assert not shown.by("rowhaul_table_moved_bytes_total", "table"), "only plans that count rows know"
+    assert not shown.by("rowhaul_link_bytes_total", "source", "target")
     (line,) = lines_of(tmp_path, "cluster")
     assert line["hit_ratio"] == 9 / 18
     assert line["rows/miss_pull"] == line["rows/update_push"] == 9
