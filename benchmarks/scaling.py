@@ -6,7 +6,8 @@ nothing else. The ranks are co-located and send rows to each other; they talk ov
 home, over a link they move as plans say; ``--sync`` chooses, and ``--against on-demand`` measures another way
 beside it. All sides take turns; the table has medians of samples per second, and what a step costs the
 processor: milliseconds by thread, and in a run of its own by part of the work. The latter can be trusted
-where other programs run, too.
+where other programs run, too. On a virtual machine, turns in which its host took processor time for others
+are made again, up to twice as many; the calmest count.
 
 One rank trains N samples a step, two train 2 N, and so does one process with two threads, which is what one
 would use on a single machine. Two single processes that share nothing but the machine, and learn two models,
@@ -36,6 +37,7 @@ from typing import Any
 from report import console, print_machine, print_table
 
 WARM_UP = 30  # steps: until then buffers grow, and most rows are new
+CALM = 0.01  # of the processors' time, taken by the host
 CORE = "SCALING_CORE"  # of a process that trains alone
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -229,25 +231,45 @@ def measure(
         return [json.loads(Path(results, f"{rank}.json").read_text()) for rank in range(count)]
 
 
+def calm_turns(turn, count: int) -> list[Any]:
+    """Take turns until enough of them were calm, or twice as many were made; return the calmest."""
+    made = []
+    while len(made) < 2 * count and sum(share <= CALM for share, _ in made) < count:
+        began, before = time.monotonic(), stolen_seconds()
+        measured = turn()
+        cores = (time.monotonic() - began) * (os.cpu_count() or 1)
+        made.append(((stolen_seconds() - before) / cores, measured))
+    kept = sorted(made, key=lambda one: one[0])[:count]
+    shares = ", ".join(f"{100 * share:.1f} %" for share, _ in kept)
+    console.print(f"turns: {len(made)}; of the {count} calmest the host took {shares}", highlight=False)
+    return [measured for _, measured in kept]
+
+
+def stolen_seconds() -> float:
+    """What the host of a virtual machine has taken of its processors so far."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def compare(given: argparse.Namespace, folder: str, per_rank: int) -> list[object]:
     """Measure both sides in turns; return a line of the table, and print the threads' times."""
     count = given.ranks
-    alone, apart, both, threaded = [], [], [], []
-    against: list[Any] = []
     other = argparse.Namespace(**{**vars(given), "sync": given.against})
-    for _ in range(given.repeats):
-        alone.append(measure(given, folder, per_rank, 1)[0])
-        both.append(measure(given, folder, per_rank, count))
-        if given.against:
-            against.append(measure(other, folder, per_rank, count))
-        threaded.append(measure(given, folder, count * per_rank, 1, threads=count))
-        apart.append(measure(given, folder, per_rank, 1, num_apart=count))
+
+    def turn() -> list[Any]:
+        sides = [[measure(given, folder, per_rank, 1)[0]], measure(given, folder, per_rank, count)]
+        sides += [measure(other, folder, per_rank, count)] if given.against else []
+        sides += [measure(given, folder, count * per_rank, 1, threads=count)]
+        return [*sides, measure(given, folder, per_rank, 1, num_apart=count)]
+
+    alone, both, *others = zip(*calm_turns(turn, given.repeats), strict=True)
+    alone = [one for (one,) in alone]
     ratios = [
         statistics.median(
             count * one["seconds"] / max(rank["seconds"] for rank in several)
             for one, several in zip(alone, side, strict=True)
         )
-        for side in (both, *([against] if against else []), threaded, apart)
+        for side in (both, *others)
     ]
     console.print(f"\n{per_rank:,} samples a rank, CPU ms a step by thread")
     sides = {"one rank": alone}
