@@ -14,7 +14,6 @@ from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import DataError
 from rowhaul.planning.reading_together import ColumnServer, near_ranks, read_together
-from rowhaul.transport.base import LinkError
 from rowhaul.transport.in_process import InProcessNetwork
 
 SCHEMA = Schema(
@@ -55,10 +54,10 @@ def write_log(folder, seed=0, **columns):
 class Host:
     """The ranks of a host; the last one leads."""
 
-    def __init__(self, leads, *follow):
+    def __init__(self, leads, *follow, links=None):
         count = 1 + len(follow)
-        self.network = InProcessNetwork(count, timeout_seconds=20.0)
-        self.links = [self.network.links(rank) for rank in range(count)]
+        network = InProcessNetwork(count, timeout_seconds=20.0)
+        self.links = links or [network.links(rank) for rank in range(count)]
         self.failures = [Failure() for _ in range(count)]
         self.servers = []
         # Each is made in a thread, as its process would: it sends its digest to the leader.
@@ -66,7 +65,7 @@ class Host:
         for maker in makers:
             maker.start()
         try:
-            read_together(leads, self.links[-1], near_ranks(self.links[-1], range(count)))
+            read_together(leads, self.links[-1], near_ranks(self.links[-1], range(count)), self.failures[-1])
         finally:
             for maker in makers:
                 maker.join(20)
@@ -75,15 +74,12 @@ class Host:
         leader = len(self.links) - 1
         self.servers.append(ColumnServer(stream, self.links[rank], leader, self.failures[rank]))
 
-    def join(self, *, left_early=False):
+    def join(self):
         """Wait until the threads have ended."""
-        if left_early:  # nobody takes their last answers, and sends wait in this network
-            self.network.fail(LinkError("the links are closed"))
         for server in self.servers:
-            if server._executor is not None:
-                server._executor.close(20.0)
-                assert not server._executor._thread.is_alive()
-        assert left_early or [one.error for one in self.failures] == [None] * len(self.failures)
+            server.close()
+            assert server._executor is None or not server._executor._thread.is_alive()
+        assert [one.error for one in self.failures] == [None] * len(self.failures)
 
 
 def stream_of(folder, **options):
@@ -106,7 +102,7 @@ def test_the_leader_has_the_batches_that_it_would_read_alone(log, num_others, op
     leads = stream_of(log, **options)
     host = Host(leads, *[stream_of(log) for _ in range(num_others)])
     assert_same(list(leads), expected)
-    host.join(left_early="limit" in options)
+    host.join()
     assert_same(list(leads), expected)  # alone, from now on
 
 
@@ -116,7 +112,32 @@ def test_a_stream_that_is_left_early_ends_the_other_ranks_threads(log):
     batches = iter(leads)
     next(batches)
     batches.close()
-    host.join(left_early=True)
+    host.join()
+
+
+def test_the_same_links_serve_again_after_a_stream_that_was_left_early(log):
+    leads = stream_of(log, epochs=50)
+    host = Host(leads, stream_of(log), stream_of(log))
+    batches = iter(leads)
+    next(batches)
+    batches.close()
+    host.join()
+    again = stream_of(log)
+    host = Host(again, stream_of(log), stream_of(log), links=host.links)
+    assert_same(list(again), list(stream_of(log)))
+    host.join()
+
+
+@pytest.mark.timeout(60)
+def test_a_leader_that_has_failed_waits_for_nobody(log):
+    network, failure, leads = InProcessNetwork(2, timeout_seconds=3600.0), Failure(), stream_of(log)
+    stuck, links = network.links(0), network.links(1)
+    stuck.post({1: np.empty(24, np.uint8)}, {1: np.frombuffer(bytearray(leads.files_digest()), np.uint8)})
+    read_together(leads, links, [0], failure)
+    (columns,) = leads._rows._others
+    columns.read_columns(0, 0, 3)  # is not answered
+    failure.set(RuntimeError("rank 0 is stuck"))
+    leads._rows.read_alone()
 
 
 def test_what_another_rank_cannot_read_ends_the_leaders_stream_with_its_error(tmp_path):

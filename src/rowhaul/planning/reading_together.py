@@ -49,13 +49,14 @@ def near_ranks(links: Links, local_ranks: Sequence[int]) -> list[int]:
     return others if links.near.issuperset(others) else []
 
 
-def read_together(stream: SampleStream | None, links: Links, others: Sequence[int]) -> None:
+def read_together(stream: SampleStream | None, links: Links, others: Sequence[int], failure: Failure) -> None:
     """Let other ranks decode a part of a stream's columns until it ends; the leader calls this.
 
     Args:
         stream: None where the leader has a loader of its own.
         links: to the other ranks; from now on the stream's.
         others: ranks that each make a `ColumnServer`.
+        failure: of this rank; once it is set, nothing is waited for when the stream ends.
 
     Raises:
         DataError: if some have opened other files.
@@ -74,7 +75,7 @@ def read_together(stream: SampleStream | None, links: Links, others: Sequence[in
     for number, rank in enumerate(helpers, 1):
         if number < len(shares):
             _send(links, rank, _Ask.SHARE, number, 1 + len(helpers))
-            readers.append(_Columns(links, rank, shares[number]))
+            readers.append(_Columns(links, rank, shares[number], failure))
         else:  # there are fewer columns than ranks
             _send(links, rank, _Ask.NOTHING)
     if stream is not None:
@@ -101,9 +102,9 @@ class ColumnServer:
             self._executor.submit(lambda: self._serve(stream))
 
     def close(self) -> None:
-        """Abandon the thread: the leader ends it when it closes its stream, which may be later."""
+        """Wait until the leader has ended its stream; abandon the thread if it does not."""
         if self._executor is not None:
-            self._executor.close(0.0)
+            self._executor.close()
 
     def _serve(self, stream: SampleStream) -> None:
         share: ColumnShare | None = None
@@ -135,21 +136,22 @@ class ColumnServer:
 class _Columns:
     """The columns that another rank decodes; an `OtherReader`."""
 
-    def __init__(self, links: Links, rank: int, share: ColumnShare) -> None:
+    def __init__(self, links: Links, rank: int, share: ColumnShare, failure: Failure) -> None:
         self.share = share
-        self._links, self._rank = links, rank
+        self._links, self._rank, self._failure = links, rank, failure
         self._asked: deque[Transfer] = deque()  # what was not answered yet
 
     def read_columns(self, place: int, skip: int, num_blocks: int) -> Iterator[DecodedColumns]:
         """Ask for a row group; what the rank still owes of another one is dropped."""
-        while self._asked:
-            self._receive_answer()
+        self._drop_answers()
         self._ask(_Ask.ROW_GROUP, place, skip)
         return self._blocks(num_blocks)
 
     def close(self) -> None:
-        """End the other rank's thread, unless it has left; does not wait for what it still owes."""
+        """End the other rank's thread, unless it has left."""
         with contextlib.suppress(LinkError):
+            if self._failure.error is None:  # the links may be used again
+                self._drop_answers()
             self._links.post({}, {self._rank: _message(_Ask.NOTHING)})
 
     def _blocks(self, count: int) -> Iterator[DecodedColumns]:
@@ -160,6 +162,10 @@ class _Columns:
             if what == _Answer.ERROR:
                 raise read_report(payload.tobytes(), "reads a part of the columns")
             yield restore(payload.data)
+
+    def _drop_answers(self) -> None:
+        while self._asked:
+            self._receive_answer()
 
     def _ask(self, what: _Ask, *numbers: int) -> None:
         self._asked.append(self._links.post({}, {self._rank: _message(what, *numbers)}))

@@ -226,7 +226,7 @@ class _Feeding:
 
             def begin() -> tuple[tuple[str, ...], Iterator[Samples]]:
                 if near:
-                    read_together(stream, cluster.data, near)
+                    read_together(stream, cluster.data, near, cluster.failure)
                 return _peek(batches)
 
             return self._leader_feed(begin, compares=stream is None)
