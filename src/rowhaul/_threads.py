@@ -71,6 +71,15 @@ class Future(concurrent.futures.Future[Result]):
         return self.result()
 
 
+def in_thread(call: Callable[[], Result], failure: Failure) -> Result:
+    """Make a call in a thread of its own, which is abandoned if the rank fails meanwhile."""
+    executor = SerialExecutor("call", failure)
+    try:
+        return executor.submit(call).wait()
+    finally:
+        executor.close(0.0)
+
+
 class RankQueue(Generic[Result]):
     """A queue between threads of a rank; `get` also ends when the rank fails or the queue is closed.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rowhaul.cli.app import main
+from rowhaul.data.parquet import Sharing
 from rowhaul.data.samples import Samples
 from rowhaul.data.stream import SampleStream
 
@@ -21,8 +22,8 @@ def hold_reading_while(hold: Path) -> None:
     """Make every stream of this process wait before its next batch while ``hold`` exists."""
     read = SampleStream._batches
 
-    def batches(stream: SampleStream) -> Iterator[Samples]:
-        for batch in read(stream):
+    def batches(stream: SampleStream, sharing: Sharing | None) -> Iterator[Samples]:
+        for batch in read(stream, sharing):
             while hold.exists():
                 time.sleep(_POLL_SECONDS)
             yield batch

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rowhaul.data import parquet
 from rowhaul.data.column_shares import all_columns, divide_columns
-from rowhaul.data.parquet import ParquetRows
+from rowhaul.data.parquet import ParquetRows, Sharing
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema, TimeColumn
+from rowhaul.data.stream import SampleStream
 from rowhaul.errors import DataError
 
 SCHEMA = Schema(
@@ -45,23 +46,28 @@ class Beside:
     """A reader of other columns that is in this process."""
 
     def __init__(self, rows, share):
-        self.rows, self.share, self.is_closed = rows, share, False
+        self.rows, self.share, self.is_stopped, self.is_closed = rows, share, False, False
 
     def read_columns(self, place, skip, num_blocks):
         return self.rows.read_columns(self.share, place, skip)
+
+    def stop(self):
+        self.is_stopped = True
 
     def close(self):
         self.is_closed = True
 
 
-def opened(path: Path, num_readers: int = 1) -> ParquetRows:
-    rows = ParquetRows([path], SCHEMA, with_label=True)
-    own, *others = divide_columns(SCHEMA, rows.column_costs(), num_readers)
-    rows.share_with(own, [Beside(ParquetRows([path], SCHEMA, True), share) for share in others])
-    return rows
+def opened(path: Path) -> ParquetRows:
+    return ParquetRows([path], SCHEMA, with_label=True)
 
 
-def arrays_of(rows: ParquetRows, place: int, skip: int) -> list[list[object]]:
+def shared(path: Path, num_readers: int) -> Sharing:
+    own, *others = divide_columns(SCHEMA, opened(path).column_costs(), num_readers)
+    return Sharing(own, tuple(Beside(opened(path), share) for share in others))
+
+
+def arrays_of(rows: ParquetRows, place: int, skip: int, sharing: Sharing | None = None) -> list[list[object]]:
     """All that is in the blocks of a row group."""
     return [
         [
@@ -70,7 +76,7 @@ def arrays_of(rows: ParquetRows, place: int, skip: int) -> list[list[object]]:
             *(one.tolist() for one in vars(block.targets).values()),
             block.times.tolist(),
         ]
-        for block in rows.read(place, skip)
+        for block in rows.read(place, skip, sharing)
     ]
 
 
@@ -82,10 +88,10 @@ def test_readers_of_some_columns_each_read_together_what_one_reads_alone(tmp_pat
     write_log(path, num_rows, data.draw(st.integers(1, 60)), data.draw(st.integers(0, 9)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "READ_ROWS", data.draw(st.integers(1, 20)))
-        alone, together = opened(path), opened(path, data.draw(st.integers(1, 9)))
+        alone, together, sharing = opened(path), opened(path), shared(path, data.draw(st.integers(1, 9)))
         for place, group in enumerate(alone.row_groups):
             skip = data.draw(st.sampled_from([0, 0, group.num_rows // 2]))
-            assert arrays_of(together, place, skip) == arrays_of(alone, place, skip)
+            assert arrays_of(together, place, skip, sharing) == arrays_of(alone, place, skip)
         assert together.contents.known == alone.contents.known  # digests do not depend on who decodes
 
 
@@ -115,34 +121,50 @@ def test_every_column_has_one_reader_and_none_much_more_to_do_than_another(ids, 
     loads[0] += sum(costs.values()) // 2 - min(ids)  # it has the cheapest feature in any case
     for share, load in zip(shares, loads, strict=False):
         given = [*(ids[place] for place in share.features), *(dense[place] for place in share.dense)]
+        if share.targets:
+            given.remove(min(ids))
         # Before a reader got the last of its columns, it was the one with least to do.
-        assert (share.targets and len(given) == 1) or load - min(given) <= min(loads)
+        assert not given or load - min(given) <= min(loads)
     assert divide_columns(schema, costs, 1) == [all_columns(schema)]
 
 
 def test_a_change_in_any_column_is_noticed_whoever_decodes_it(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     write_log(path, 30, 30)
-    before = opened(path, 3)
-    list(before.read(0))
+    before = opened(path)
+    list(before.read(0, 0, shared(path, 3)))
     table = pq.read_table(path)
-    for number, name in enumerate(table.column_names):
+    assert set(table.column_names) == {*SCHEMA.column_names(), "at"}
+    for number in range(table.num_columns):
         column = table.column(number).to_pylist()
         place = next(at for at in range(1, 30) if column[at] != column[0] and column[at] is not None)
         column[0] = column[place]
         changed = table.set_column(number, table.field(number), pa.array(column, table.field(number).type))
         pq.write_table(changed, path, row_group_size=30)
-        again = opened(path, 2)
+        again = opened(path)
         again.contents.known |= before.contents.known
         with pytest.raises(DataError, match="row group 0 holds other values"):
-            list(again.read(0))
-        assert name in SCHEMA.column_names() or name == "at"
+            list(again.read(0, 0, shared(path, 2)))
 
 
-def test_reading_alone_again_ends_the_other_readers(tmp_path: Path) -> None:
-    write_log(tmp_path / "log.parquet", 10, 10)
-    rows = opened(tmp_path / "log.parquet", 3)
-    others = rows._others
-    rows.read_alone()
-    assert [one.is_closed for one in others] == [True, True]
-    assert arrays_of(rows, 0, 0) == arrays_of(opened(tmp_path / "log.parquet"), 0, 0)
+def test_only_one_iteration_shares_columns_and_ends_the_other_readers(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.parquet", 30, 10)
+    stream, sharing = SampleStream(tmp_path, SCHEMA, 4), shared(tmp_path / "log.parquet", 3)
+    expected = [batch.values.tolist() for batch in stream]
+    stream.share_columns(sharing.own, sharing.others)
+    first = iter(stream)
+    begun = [next(first).values.tolist()]
+    assert [batch.values.tolist() for batch in stream] == expected  # another iteration reads alone
+    assert not any(one.is_closed for one in sharing.others)
+    assert begun + [batch.values.tolist() for batch in first] == expected
+    assert all(one.is_closed for one in sharing.others)
+
+
+def test_a_stream_that_is_left_early_ends_the_other_readers(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.parquet", 3000, 10)
+    stream, sharing = SampleStream(tmp_path, SCHEMA, 4), shared(tmp_path / "log.parquet", 3)
+    stream.share_columns(sharing.own, sharing.others)
+    batches = stream.prepared(lambda samples: samples)
+    next(batches)
+    batches.close()
+    assert all(one.is_closed for one in sharing.others)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rowhaul._threads import Failure
-from rowhaul.data import parquet
+from rowhaul.data import parquet, prefetch
 from rowhaul.data.schema import DenseColumn, IdColumn, LabelColumn, Schema
 from rowhaul.data.stream import SampleStream
 from rowhaul.errors import DataError
@@ -134,10 +134,35 @@ def test_a_leader_that_has_failed_waits_for_nobody(log):
     stuck, links = network.links(0), network.links(1)
     stuck.post({1: np.empty(24, np.uint8)}, {1: np.frombuffer(bytearray(leads.files_digest()), np.uint8)})
     read_together(leads, links, [0], failure)
-    (columns,) = leads._rows._others
+    (columns,) = leads._sharing.others
     columns.read_columns(0, 0, 3)  # is not answered
     failure.set(RuntimeError("rank 0 is stuck"))
-    leads._rows.read_alone()
+    columns.close()
+
+
+def test_a_stream_that_is_left_while_it_reads_leaves_nothing_on_the_links(log, monkeypatch):
+    """As from a slow disk: the thread that loads outlives the stream, and ends the other ranks itself."""
+    monkeypatch.setattr(prefetch, "_PATIENCE_SECONDS", 0.01)
+    leads, slow = stream_of(log, epochs=50), threading.Event()
+    host = Host(leads, stream_of(log), stream_of(log))
+    read_columns = leads._rows.read_columns
+
+    def read_slowly(*args):
+        for number, block in enumerate(read_columns(*args)):
+            if number == 2:
+                slow.wait(20)
+            yield block
+
+    monkeypatch.setattr(leads._rows, "read_columns", read_slowly)
+    batches = leads.prepared(lambda samples: samples)
+    next(batches)
+    batches.close()
+    slow.set()
+    host.join()
+    again = stream_of(log)
+    host = Host(again, stream_of(log), stream_of(log), links=host.links)
+    assert_same(list(again), list(stream_of(log)))
+    host.join()
 
 
 def test_what_another_rank_cannot_read_ends_the_leaders_stream_with_its_error(tmp_path):

@@ -55,8 +55,19 @@ class OtherReader(Protocol):
     def read_columns(self, place: int, skip: int, num_blocks: int) -> Iterator[DecodedColumns]:
         """Start reading the blocks of a row group, as `ParquetRows.read_columns`; the call does not wait."""
 
+    def stop(self) -> None:
+        """Let no further block come; any thread may call this."""
+
     def close(self) -> None:
-        """End reading."""
+        """End reading; in the thread that reads."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How columns are shared while a stream is iterated."""
+
+    own: ColumnShare
+    others: tuple[OtherReader, ...]
 
 
 class ParquetRows:
@@ -75,8 +86,7 @@ class ParquetRows:
         targets = [*(one.name for one in schema.tasks), schema.weight, schema.group]
         targets += [self._time.name] if self._time else []
         self._targets = [name for name in targets if name] if with_label else []
-        self._share = all_columns(schema)
-        self._others: tuple[OtherReader, ...] = ()
+        self._alone = Sharing(all_columns(schema), ())
         self._footers: list[Any] = []
         self.file_facts: list[FileFacts] = []
         self.contents = ContentDigests()
@@ -93,14 +103,14 @@ class ParquetRows:
         self.key_kinds = {name: kind for name, (kind, _) in kinds.items()}
         self._check_tables()
 
-    def read(self, place: int, skip: int = 0) -> Iterator[Block]:
+    def read(self, place: int, skip: int = 0, sharing: Sharing | None = None) -> Iterator[Block]:
         """The rows of a row group after the first ``skip``, in blocks; one read as a whole is compared."""
-        readers, group = self._others, self.row_groups[place]
-        shares = [self._share, *(one.share for one in readers)]
+        sharing, group = sharing or self._alone, self.row_groups[place]
+        shares = [sharing.own, *(one.share for one in sharing.others)]
         # The others begin at once, and decode while this process does.
         num_blocks = -(-group.num_rows // READ_ROWS) - skip // READ_ROWS
-        parts = [one.read_columns(place, skip, num_blocks) for one in readers]
-        own = self.read_columns(self._share, place, skip)
+        parts = [one.read_columns(place, skip, num_blocks) for one in sharing.others]
+        own = self.read_columns(sharing.own, place, skip)
         digests: list[dict[str, int]] = []
         num_read = skip
         for decoded in zip(own, *parts, strict=True):
@@ -125,16 +135,6 @@ class ParquetRows:
             digests = () if skip else column_digests(block, features, [one.name for one in dense])
             transform_dense(block.dense, dense)
             yield DecodedColumns(block, digests)
-
-    def share_with(self, own: ColumnShare, others: Sequence[OtherReader]) -> None:
-        """Decode only a share of the columns from now on; others decode the rest."""
-        self._share, self._others = own, tuple(others)
-
-    def read_alone(self) -> None:
-        """Decode all columns from now on."""
-        others, self._share, self._others = self._others, all_columns(self._schema), ()
-        for one in others:
-            one.close()
 
     def column_costs(self) -> dict[str, int]:
         """What decoding takes, roughly, by column: each value counts as much as four bytes."""

@@ -64,6 +64,9 @@ def _produce(
         _put(_Ended(error), waiting, stop)
     else:
         _put(_Ended(None), waiting, stop)
+    finally:
+        if (close := getattr(source, "close", None)) is not None:  # a generator's, in the thread that runs it
+            close()
 
 
 def _put(

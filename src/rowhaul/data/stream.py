@@ -8,7 +8,7 @@ position, and continues with the same batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from rowhaul.data.columns import Int64s
 from rowhaul.data.contents import ContentDigests, FileFacts
 from rowhaul.data.files import Files, expand_files
 from rowhaul.data.negatives import FeatureMaker
-from rowhaul.data.parquet import OtherReader, ParquetRows
+from rowhaul.data.parquet import OtherReader, ParquetRows, Sharing
 from rowhaul.data.prefetch import prefetch
 from rowhaul.data.samples import Samples
 from rowhaul.data.schema import Schema
@@ -85,6 +85,7 @@ class SampleStream:
         self._maker = FeatureMaker(schema, seed)
         self._start = start
         self._require_label = require_label
+        self._sharing: Sharing | None = None  # of the next iteration
         whole = epochs * self.num_samples
         self._end = whole if limit is None else min(whole, limit)
 
@@ -119,8 +120,8 @@ class SampleStream:
         return self._rows.column_costs()
 
     def share_columns(self, own: ColumnShare, others: Sequence[OtherReader]) -> None:
-        """Decode only a share of the columns until the next iteration ends; others decode the rest."""
-        self._rows.share_with(own, others)
+        """In the next iteration decode only a share of the columns: others decode the rest, until it ends."""
+        self._sharing = Sharing(own, tuple(others))
 
     def read_columns(self, share: ColumnShare, place: int, skip: int) -> Iterator[DecodedColumns]:
         """A share of the columns of a row group, after its first ``skip`` rows."""
@@ -172,14 +173,13 @@ class SampleStream:
     def prepared(self, prepare: Callable[[Samples], Prepared]) -> Generator[Prepared, None, None]:
         """Apply ``prepare`` to every batch, ahead of use, in the thread that loads them."""
         self.position = self._start
-        made = ((len(batch), prepare(batch)) for batch in self._batches())
-        try:
-            with closing(prefetch(made, PREFETCHED_BATCHES)) as prepared:
-                for count, one in prepared:
-                    self.position += count
-                    yield one
-        finally:
-            self._rows.read_alone()
+        sharing, self._sharing = self._sharing, None
+        made = ((len(batch), prepare(batch)) for batch in self._batches(sharing))
+        # Other readers are told first: the thread that loads may be waiting for them.
+        with closing(prefetch(made, PREFETCHED_BATCHES)) as prepared, stopping(sharing):
+            for count, one in prepared:
+                self.position += count
+                yield one
 
     def _epochs(self) -> Iterator[tuple[int, int, int]]:
         """Each epoch that is read, with the part of it from ``first`` to ``last``."""
@@ -190,18 +190,23 @@ class SampleStream:
             yield epoch, first, last
             position = epoch * self.num_samples + last
 
-    def _batches(self) -> Iterator[Samples]:
-        for epoch, first, last in self._epochs():
-            blocks = self._shuffled(epoch, first, last) if self._shuffle_rows else self._in_order(first, last)
-            position = epoch * self.num_samples + first
-            for block in rechunk(blocks, self.batch_size):
-                yield self._maker.samples(block, position)
-                position += len(block)
+    def _batches(self, sharing: Sharing | None) -> Iterator[Samples]:
+        try:
+            for epoch, first, last in self._epochs():
+                read = self._shuffled if self._shuffle_rows else self._in_files_order
+                position = epoch * self.num_samples + first
+                for block in rechunk(read(epoch, first, last, sharing), self.batch_size):
+                    yield self._maker.samples(block, position)
+                    position += len(block)
+        finally:
+            for one in () if sharing is None else sharing.others:
+                one.close()
 
-    def _in_order(self, first: int, last: int, order: Int64s | None = None) -> Iterator[Block]:
-        """Samples ``first`` to ``last`` of the row groups in the given order, or the files' own."""
-        if order is None:
-            order = np.arange(len(self._group_rows))
+    def _in_files_order(self, epoch: int, first: int, last: int, sharing: Sharing | None) -> Iterator[Block]:
+        return self._in_order(first, last, np.arange(len(self._group_rows)), sharing)
+
+    def _in_order(self, first: int, last: int, order: Int64s, sharing: Sharing | None) -> Iterator[Block]:
+        """Samples ``first`` to ``last`` of the row groups in the given order."""
         ends = np.cumsum(self._group_rows[order])
         position = first
         for place in range(int(np.searchsorted(ends, first, side="right")), len(order)):
@@ -209,18 +214,18 @@ class SampleStream:
                 return
             number = int(order[place])
             begin = int(ends[place]) - int(self._group_rows[number])
-            for block in self._rows.read(number, skip=position - begin):
+            for block in self._rows.read(number, position - begin, sharing):
                 yield block.cut(0, min(len(block), last - position))
                 position += len(block)
                 if position >= last:
                     break
 
-    def _shuffled(self, epoch: int, first: int, last: int) -> Iterator[Block]:
+    def _shuffled(self, epoch: int, first: int, last: int, sharing: Sharing | None) -> Iterator[Block]:
         order = self._permutation(len(self._group_rows), epoch, 0)
         size = self._shuffle_rows
         window = first // size
         whole_windows_end = min(self.num_samples, -(-last // size) * size)
-        for block in rechunk(self._in_order(window * size, whole_windows_end, order), size):
+        for block in rechunk(self._in_order(window * size, whole_windows_end, order, sharing), size):
             begin = window * size
             window += 1
             mixed = block.take(self._permutation(len(block), epoch, window))
@@ -236,6 +241,16 @@ class SampleStream:
             key=np.array([self._seed % 2**64, epoch], np.uint64),
         )
         return np.argsort(words.random_raw(count), kind="stable")
+
+
+@contextmanager
+def stopping(sharing: Sharing | None) -> Iterator[None]:
+    """Let no further blocks of other readers come, once this ends."""
+    try:
+        yield
+    finally:
+        for one in () if sharing is None else sharing.others:
+            one.stop()
 
 
 def check_schema(schema: object) -> None:

@@ -182,7 +182,7 @@ def restore(memory: memoryview) -> Any:
     """Rebuild what was `Arranged` in some memory; its arrays are views."""
     magic, length = _PREFIX.unpack_from(memory)
     if magic != _MAGIC:
-        raise ValueError(f"this is not a planned batch: its file begins with {magic!r}")
+        raise ValueError(f"this is neither a planned batch nor decoded data: it begins with {magic!r}")
     end = _PREFIX.size + length
     return _restore(marshal.loads(memory[_PREFIX.size : end]), memory, _padded(end))
 

@@ -17,7 +17,7 @@ from rowhaul._activity import Activity, doing
 from rowhaul._threads import Failure, SerialExecutor
 from rowhaul.data.column_shares import ColumnShare, DecodedColumns, divide_columns
 from rowhaul.data.stream import SampleStream
-from rowhaul.errors import DataError
+from rowhaul.errors import ClusterError, DataError
 from rowhaul.planning.disagreement import ranks_text
 from rowhaul.planning.packing import Arranged, restore
 from rowhaul.transport.base import Bytes, LinkError, Links, Transfer
@@ -46,7 +46,8 @@ class _Answer(enum.IntEnum):
 def near_ranks(links: Links, local_ranks: Sequence[int]) -> list[int]:
     """Return the other ranks of this host, if all of them can be reached through memory."""
     others = [rank for rank in local_ranks if rank != links.rank]
-    return others if links.near.issuperset(others) else []
+    near: frozenset[int] = getattr(links, "near", frozenset())  # a user's transport may not know
+    return others if near.issuperset(others) else []
 
 
 def read_together(stream: SampleStream | None, links: Links, others: Sequence[int], failure: Failure) -> None:
@@ -70,15 +71,16 @@ def read_together(stream: SampleStream | None, links: Links, others: Sequence[in
             f"{ranks_text(different)} opened other files, or with another schema, than rank {links.rank}, "
             "which plans for the same host: give every rank the same files, in the same order"
         )
-    shares = [] if stream is None else divide_columns(stream.schema, stream.column_costs(), 1 + len(helpers))
-    readers = []
+    shares, readers = [], []
+    if stream is not None and helpers:
+        shares = divide_columns(stream.schema, stream.column_costs(), 1 + len(helpers))
     for number, rank in enumerate(helpers, 1):
         if number < len(shares):
             _send(links, rank, _Ask.SHARE, number, 1 + len(helpers))
             readers.append(_Columns(links, rank, shares[number], failure))
         else:  # there are fewer columns than ranks
             _send(links, rank, _Ask.NOTHING)
-    if stream is not None:
+    if stream is not None and readers:
         stream.share_columns(shares[0], readers)
 
 
@@ -139,6 +141,7 @@ class _Columns:
     def __init__(self, links: Links, rank: int, share: ColumnShare, failure: Failure) -> None:
         self.share = share
         self._links, self._rank, self._failure = links, rank, failure
+        self._is_stopped = False
         self._asked: deque[Transfer] = deque()  # what was not answered yet
 
     def read_columns(self, place: int, skip: int, num_blocks: int) -> Iterator[DecodedColumns]:
@@ -146,6 +149,10 @@ class _Columns:
         self._drop_answers()
         self._ask(_Ask.ROW_GROUP, place, skip)
         return self._blocks(num_blocks)
+
+    def stop(self) -> None:
+        """Let no further block come."""
+        self._is_stopped = True
 
     def close(self) -> None:
         """End the other rank's thread, unless it has left."""
@@ -156,6 +163,8 @@ class _Columns:
 
     def _blocks(self, count: int) -> Iterator[DecodedColumns]:
         for number in range(count):
+            if self._is_stopped:
+                raise ClusterError("reading was ended while it went on")  # to nobody: its stream is closed
             if number + 1 < count:
                 self._ask(_Ask.BLOCK)
             what, payload = self._receive_answer()

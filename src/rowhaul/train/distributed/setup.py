@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from rowhaul._activity import Activity, doing
 from rowhaul._cores import usable_cores
+from rowhaul._threads import in_thread
 from rowhaul.cluster.checks import check_same, version_facts
 from rowhaul.cluster.cluster import Cluster
 from rowhaul.cluster.waiting import until
@@ -35,7 +36,7 @@ from rowhaul.runtime.row_memory import Rates
 from rowhaul.runtime.runtime import Runtime
 from rowhaul.schedule import IdBatch, Plan, Scheduler, ScheduleSettings
 from rowhaul.schedule.lifetimes import policies_by_table
-from rowhaul.train.cluster_config import ClusterConfig
+from rowhaul.train.cluster_config import AUTO, ClusterConfig
 from rowhaul.train.distributed.samples import as_samples
 from rowhaul.train.distributed.tables import layout_of, may_stay_home, only_collection, tables_of_features
 from rowhaul.train.distributed.training import DistributedTraining
@@ -128,6 +129,8 @@ def distribute(
             policies=by_table,
             may_stay_home=may_stay_home(collection),
         )
+        if saved is not None and config.sync == AUTO:
+            settings = saved.keep_sync(settings, may_stay_home=may_stay_home(collection))
     if not settings.sync_mode.plans_rows and not may_stay_home(collection):
         raise ConfigError(
             f"sync: at-home reads whole rows in host memory; these are {layout.row_format}, for a model on "
@@ -229,7 +232,8 @@ class _Feeding:
                     read_together(stream, cluster.data, near, cluster.failure)
                 return _peek(batches)
 
-            return self._leader_feed(begin, compares=stream is None)
+            # Not in this thread: waiting for a rank that is stuck could not be ended.
+            return self._leader_feed(lambda: in_thread(begin, cluster.failure), compares=stream is None)
         feed = FollowerFeed(self._client(), None if stream is not None else map(as_samples, samples))
         if near:
             feed.columns = ColumnServer(stream, cluster.data, cluster.leader, cluster.failure)
