@@ -170,7 +170,8 @@ def test_a_file_that_is_replaced_under_its_name_is_set_aside_once(tmp_path, log_
     damaged = tmp_path / "part-3.parquet"
     damaged.write_bytes(b"PAR1")
     os.utime(damaged, (1, 1))
-    chunks = FolderSource(tmp_path, log_schema, {}).read(None)
+    source = FolderSource(tmp_path, log_schema, {})
+    chunks = source.read(None)
     found = list(takewhile(lambda one: one is not None, chunks))
     position = found[1].after(SAMPLES)
 
@@ -184,7 +185,8 @@ def test_a_file_that_is_replaced_under_its_name_is_set_aside_once(tmp_path, log_
     names = [str(tmp_path / f"part-{number}.parquet") for number in (1, 2, 3)]
     for number, name in enumerate(names, start=5):
         pq.write_table(click_log(SAMPLES, number), name)
-    assert told(chunks) == names
+    assert told(chunks) == names[:2]
+    assert list(source.notes) == [f"{names[2]} is whole now, but was set aside; give it a new name"]
     assert told(chunks) == []
     damaged.unlink()
     again = FolderSource(tmp_path, log_schema, {}).read(position)  # the run was down meanwhile

@@ -41,6 +41,15 @@ def test_a_stop_ends_the_wait_which_is_noted(stream):
     assert stream.stopped
 
 
+def test_what_a_cluster_waits_for_can_be_told_meanwhile(stream):
+    stream.source.notes.append("the source is away; waiting for it")
+    told = []
+    stream.on_idle = lambda: told.extend(stream.news())
+    stream.should_stop = lambda: bool(told)
+    assert list(stream) == []
+    assert told == ["the source is away; waiting for it"]
+
+
 def test_a_cluster_that_wants_no_more_ends_the_wait(stream):
     threading.Timer(0.3, stream.end_waiting).start()
     assert list(stream) == []

@@ -46,13 +46,13 @@ def test_a_batch_has_the_time_of_its_newest_event(kind, tmp_path, log_schema):
     assert next(iter(unlabelled)).time == 0  # only training asks
 
 
-@pytest.mark.parametrize("value", [None, -1, 10**12, 4 * 10**9])
+@pytest.mark.parametrize("value", [None, -1, 10**12])
 def test_what_is_no_time_is_refused_or_set_aside(value, tmp_path, log_schema):
     at = [*AT[:5].tolist(), value]
     table = click_log(6, 1)
     pq.write_table(table.append_column("at", pa.array(at)), tmp_path / "part-0.parquet")
     schema = replace(log_schema, time=TimeColumn("at"))
-    with pytest.raises(DataError, match=rf"row 5 .*time column 'at' is {value}; .* a day from now"):
+    with pytest.raises(DataError, match=r"row 5 .*time column 'at' is"):
         list(SampleStream(tmp_path, schema, 6))
     rows = [{**row, "at": one} for row, one in zip(table.to_pylist(), at, strict=True)]
     decoder = MessageDecoder(schema, {})
@@ -63,17 +63,6 @@ def test_what_is_no_time_is_refused_or_set_aside(value, tmp_path, log_schema):
     assert decoded.block.times.tolist() == AT[:5].tolist()
     ((_, aside),) = decoded.set_aside
     assert "time field 'at' is" in aside.why
-    assert "no later than a day from now" in aside.why
-    decoded = decoder.decode_table(pa.Table.from_pylist(rows), str)
-    assert decoded.block.times.tolist() == AT[:5].tolist()
-    assert "time field 'at' is" in decoded.set_aside[0][1].why
-
-
-def test_clocks_may_differ_by_hours(tmp_path, log_schema):
-    at = int(now()) + 14 * 3600
-    pq.write_table(click_log(2, 1).append_column("at", pa.array([at, at - 1])), tmp_path / "part-0.parquet")
-    (batch,) = SampleStream(tmp_path, replace(log_schema, time=TimeColumn("at")), 2)
-    assert batch.time == at
 
 
 def test_a_schema_keeps_its_time(tmp_path, log_schema):
@@ -112,6 +101,15 @@ def test_without_a_time_column_a_batch_of_a_stream_has_the_time_at_which_its_sam
     assert [time for time, _ in whole] == [first, first, first, last, last]  # it never goes back
     for place, (_, position) in enumerate(whole[:-1], start=1):
         assert batches(position) == whole[place:]
+
+
+@pytest.mark.parametrize("hours", [14, 48])
+def test_the_time_of_a_batch_goes_by_no_event_that_is_far_ahead(hours, tmp_path, log_schema):
+    at = np.append(AT[:29], int(now()) + 3600 * hours)  # clocks may differ by hours
+    pq.write_table(click_log(30, 1).append_column("at", pa.array(at)), tmp_path / "part-0.parquet")
+    (batch,) = SampleStream(tmp_path, replace(log_schema, time=TimeColumn("at")), 30)
+    assert len(batch) == 30
+    assert batch.time == (at.max() if hours == 14 else AT[:29].max())
 
 
 @pytest.mark.parametrize("hours", [14, 48])

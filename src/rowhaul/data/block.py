@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rowhaul.data.columns import Float32s, Ids, Int64s, offsets_of
+from rowhaul.data.columns import Float32s, Ids, Int64s, latest_time, offsets_of
 from rowhaul.data.samples import Samples
 from rowhaul.data.targets import NO_TARGETS, Targets, join_targets
 
@@ -57,8 +57,16 @@ class Block:
             dense=self.dense.copy(),
             index=np.arange(first_index, first_index + len(self), dtype=np.int64),
             **vars(self.targets.map(np.copy)),
-            time=0 if self.times is None or not len(self) else int(self.times.max()),
+            time=0 if self.times is None else newest_time(self.times),
         )
+
+
+def newest_time(times: Int64s) -> int:
+    """The time of the newest event, 0 if there is none; what has not happened yet does not count.
+
+    Rows expire by it and it never goes back: one sample of 2038 would forget all of them, and then none.
+    """
+    return int(times[times <= latest_time()].max(initial=0))
 
 
 def rechunk(blocks: Iterable[Block], size: int, first: int | None = None) -> Iterator[Block]:

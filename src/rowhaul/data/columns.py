@@ -27,6 +27,7 @@ Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
+LATEST_TIME = 1 << 36  # in the year 4147: what is later is of another unit
 _EARLY_SECONDS = 86_400  # by which a time may be later than the clock, which may be of another time zone
 _INT64 = pa.int64().id
 _VIEWED: dict[int, type[Any]] = {
@@ -226,7 +227,7 @@ def is_time(kind: pa.DataType) -> bool:
 
 
 def latest_time() -> float:
-    """Return the latest that an event can have happened: time never goes back, and rows expire by it."""
+    """Return the latest that an event can have happened, by this machine's clock."""
     return time.time() + _EARLY_SECONDS
 
 
@@ -237,18 +238,17 @@ def time_numbers(column: pa.Array, wanted: TimeColumn) -> tuple[npt.NDArray[Any]
         times = plain_numbers(seconds)
     else:
         times = plain_numbers(column) // TIME_UNITS[wanted.unit]
-    return times, (times >= 0) & (times <= latest_time()) & column.is_valid().to_numpy(zero_copy_only=False)
+    return times, (times >= 0) & (times < LATEST_TIME) & column.is_valid().to_numpy(zero_copy_only=False)
 
 
 def decode_times(column: pa.Array, wanted: TimeColumn, origin: Origin) -> Int64s:
-    """Whole seconds since 1970; a null, or what is no time between 1970 and tomorrow, is refused."""
+    """Whole seconds since 1970; a null, or what is no time after 1970, is refused."""
     times, allowed = time_numbers(column, wanted)
     if not allowed.all():
         row = int(np.argmin(allowed))
         raise DataError(
             f"{origin.at(row)}: time column {wanted.name!r} is {column[row].as_py()}; a timestamp, or a "
-            f"number of {wanted.unit} since 1970, is needed, no later than a day from now (other units: "
-            "`unit` in the schema)"
+            f"number of {wanted.unit} since 1970, is needed (other units: `unit` in the schema)"
         )
     return times.astype(np.int64, copy=False)
 

@@ -35,7 +35,8 @@ _NAMES_KEPT = 256  # in a position
 _COMPARED = 8  # files that were read last, with what has their names now
 _HASH_BYTES = 4  # of a name
 _SETTLING_SECONDS = 10.0  # a file that is not whole and was changed so recently may still be written
-_OF_THE_FILE = (None, errno.ENOENT, errno.EINVAL)  # Arrow: damage, or it is gone, or offsets are damaged
+# Arrow: damage, or it is gone, or offsets are damaged, or it may not be read.
+_OF_THE_FILE = (None, errno.ENOENT, errno.EINVAL, errno.EACCES, errno.EPERM)
 
 SizeAndTime = tuple[int, int]
 
@@ -147,7 +148,10 @@ class FolderSource:
             if now in (None, before) or (found := _footer(path)) is None:
                 continue  # gone, or not whole yet
             self._read[name] = now, footer
-            if found != footer:
+            if not footer:
+                del self._read[name]
+                self.notes.append(f"{path} is whole now, but was set aside; give it a new name")
+            elif found != footer:
                 del self._read[name]
                 why = "it was replaced after it was read; give each file a new name"
                 yield _nothing_but(SetAside(str(path), why))

@@ -9,6 +9,7 @@ reading it again gives the same, or else by the clock of the process that reads,
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -97,6 +98,7 @@ class LiveStream:
         self.stopped = False  # `should_stop` has ended it for a cluster
         self._is_unwanted = False
         self.should_stop: Callable[[], bool] = lambda: False  # asked while a cluster waits for samples
+        self.on_idle: Callable[[], None] = lambda: None  # called meanwhile, in the thread that reads
         self._ahead: deque[_Cut] = deque()  # given to a cluster, which has not trained them yet
 
     @property
@@ -135,9 +137,11 @@ class LiveStream:
             if not isinstance(cut, Idle):
                 self._ahead.append(cut)
                 yield cut.samples
-            elif self._is_unwanted or self.should_stop():
-                self.stopped = not self._is_unwanted
-                return
+            else:
+                self.on_idle()
+                if self._is_unwanted or self.should_stop():
+                    self.stopped = not self._is_unwanted
+                    return
             progressed()
 
     def end_waiting(self) -> None:
@@ -164,7 +168,11 @@ class LiveStream:
 
     def news(self) -> list[str]:
         """Return lines on what happened since the last call: what was set aside, and notes of the source."""
-        return [self.source.notes.popleft() for _ in range(len(self.source.notes))]
+        notes = []
+        with contextlib.suppress(IndexError):  # none is left; another thread may have taken the last
+            while True:
+                notes.append(self.source.notes.popleft())
+        return notes
 
     def _cuts(self) -> Iterator[_Cut | Idle]:
         pieces: list[Block] = []

@@ -113,6 +113,7 @@ class _Run:
             session.training.runtime.should_stop = self.should_stop
             if session.live is not None:
                 session.live.should_stop = self.should_stop
+                session.live.on_idle = session.tell_news
             if session.explainer is not None and self.listener is not None:
                 session.explainer.show = self.listener.explained
             notes = [f"all ranks train again: {reason}"] if reason else []

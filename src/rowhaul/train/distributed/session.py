@@ -291,14 +291,14 @@ class ClusterSession(Session):
             loss = self.trainer.learn(parts, batch.global_size, self._step_rows)
         if self.live is not None:
             self.live.reached(self.trainer.samples)
-            self._report(self.live)
+            self.tell_news()
+            keep_set_aside(self.contents_folder, self.live)
         return loss
 
-    def _report(self, stream: LiveStream) -> None:
-        """Tell what happened in a stream that this rank reads."""
-        for note in stream.news():
+    def tell_news(self) -> None:
+        """Tell what happened in a stream that this rank reads, such as why nothing comes; in any thread."""
+        for note in self.live.news() if self.live is not None else ():
             self.tell(note)
-        keep_set_aside(self.contents_folder, stream)
 
     def _step_rows(self, loss: Tensor) -> float:
         value = self.training.step(loss)

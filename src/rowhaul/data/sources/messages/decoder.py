@@ -22,6 +22,7 @@ import pyarrow.json as pj
 from rowhaul._id_kinds import HEX, INTEGER, TEXT, UNRECORDED
 from rowhaul.data.block import Block, join
 from rowhaul.data.columns import (
+    LATEST_TIME,
     Origin,
     decode_dense,
     decode_ids,
@@ -33,7 +34,6 @@ from rowhaul.data.columns import (
     is_number,
     is_time,
     label_numbers,
-    latest_time,
     time_numbers,
 )
 from rowhaul.data.schema import TIME_UNITS, IdColumn, Schema
@@ -48,7 +48,6 @@ _LARGEST = float(np.finfo(np.float32).max)
 _ARROW = {INTEGER: pa.int64(), HEX: pa.int64(), TEXT: pa.string()}
 _KINDS = {"integer": INTEGER, "hex": HEX, "string": TEXT}  # by type in a schema; hex ids are sent as numbers
 _NOWHERE = Origin(Path("message"), 0)  # every value is checked before it is decoded
-_NO_LATER = "no later than a day from now"
 _ID_NEEDED = "a 64-bit integer, a string, a list of those or null is needed"
 
 Fields = Mapping[str, Any]
@@ -169,7 +168,7 @@ class MessageDecoder:
         for dense in self._schema.dense:
             checked.check(dense.name, "dense field", "a number or null is needed", is_number, dense_numbers)
         if time is not None:
-            needed = f"a timestamp, or a number of {time.unit} since 1970, is needed, {_NO_LATER}"
+            needed = f"a timestamp, or a number of {time.unit} since 1970, is needed"
             checked.check(time.name, "time field", needed, is_time, lambda one: time_numbers(one, time))
         kinds = {name: self._check_ids(checked, name) for name in self._schema.stored_features}
         for name, kind in kinds.items():
@@ -295,8 +294,8 @@ class MessageDecoder:
                 raise ValueError(f"dense field {dense.name!r} is {short(value)}; a number or null is needed")
         if (time := self._schema.time) is not None:
             value = fields[time.name]
-            if not (_is_number(value) and 0 <= value // TIME_UNITS[time.unit] <= latest_time()):
-                needed = f"a number of {time.unit} since 1970 is needed, {_NO_LATER}"
+            if not (_is_number(value) and 0 <= value // TIME_UNITS[time.unit] < LATEST_TIME):
+                needed = f"a number of {time.unit} since 1970 is needed"
                 raise ValueError(f"time field {time.name!r} is {short(value)}; {needed}")
         kinds = {name: self._id_kind(column, fields[name]) for name, column in self._ids.items()}
         for name, kind in kinds.items():  # all are good
