@@ -228,12 +228,14 @@ class _Feeding:
             batches = (as_samples(one) for one in samples)
 
             def begin() -> tuple[tuple[str, ...], Iterator[Samples]]:
+                # Not in this thread: waiting for a rank that is stuck could not be ended. But a loader of
+                # one's own may need it.
+                failure = cluster.failure
                 if near:
-                    read_together(stream, cluster.data, near, cluster.failure)
-                return _peek(batches)
+                    in_thread(lambda: read_together(stream, cluster.data, near, failure), failure)
+                return _peek(batches) if stream is None else in_thread(lambda: _peek(batches), failure)
 
-            # Not in this thread: waiting for a rank that is stuck could not be ended.
-            return self._leader_feed(lambda: in_thread(begin, cluster.failure), compares=stream is None)
+            return self._leader_feed(begin, compares=stream is None)
         feed = FollowerFeed(self._client(), None if stream is not None else map(as_samples, samples))
         if near:
             feed.columns = ColumnServer(stream, cluster.data, cluster.leader, cluster.failure)
