@@ -128,7 +128,7 @@ def test_every_column_has_one_reader_and_none_much_more_to_do_than_another(ids, 
     assert divide_columns(schema, costs, 1) == [all_columns(schema)]
 
 
-def test_a_change_in_any_column_is_noticed_whoever_decodes_it(tmp_path: Path) -> None:
+def test_a_change_in_any_column_is_noticed_whichever_reader_decodes_it(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     write_log(path, 30, 30)
     before = opened(path)

@@ -25,7 +25,7 @@ NOT_NOW = [
 
 
 class Replies:
-    """Gives commands on streams these replies, in order, whoever asks."""
+    """Answers commands on streams with these replies, in order, to any client."""
 
     def __init__(self, replies):
         self._replies, self.num_connections = iter(replies), 0

@@ -93,6 +93,15 @@ def assert_same(one, other):
             np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
 
 
+def assert_ended_and_links_serve_again(host, log):
+    """Of a host with two ranks beside the leader."""
+    host.join()
+    again = stream_of(log)
+    host = Host(again, stream_of(log), stream_of(log), links=host.links)
+    assert_same(list(again), list(stream_of(log)))
+    host.join()
+
+
 @pytest.mark.parametrize("num_others", [1, 2, 6])
 @pytest.mark.parametrize(
     "options", [{}, {"shuffle_rows": 30, "epochs": 2, "seed": 3}, {"start": 31, "limit": 85}]
@@ -106,26 +115,13 @@ def test_the_leader_has_the_batches_that_it_would_read_alone(log, num_others, op
     assert_same(list(leads), expected)  # alone, from now on
 
 
-def test_a_stream_that_is_left_early_ends_the_other_ranks_threads(log):
-    leads = stream_of(log, epochs=50)
-    host = Host(leads, stream_of(log))
-    batches = iter(leads)
-    next(batches)
-    batches.close()
-    host.join()
-
-
 def test_the_same_links_serve_again_after_a_stream_that_was_left_early(log):
     leads = stream_of(log, epochs=50)
     host = Host(leads, stream_of(log), stream_of(log))
     batches = iter(leads)
     next(batches)
     batches.close()
-    host.join()
-    again = stream_of(log)
-    host = Host(again, stream_of(log), stream_of(log), links=host.links)
-    assert_same(list(again), list(stream_of(log)))
-    host.join()
+    assert_ended_and_links_serve_again(host, log)
 
 
 @pytest.mark.timeout(60)
@@ -158,11 +154,7 @@ def test_a_stream_that_is_left_while_it_reads_leaves_nothing_on_the_links(log, m
     next(batches)
     batches.close()
     slow.set()
-    host.join()
-    again = stream_of(log)
-    host = Host(again, stream_of(log), stream_of(log), links=host.links)
-    assert_same(list(again), list(stream_of(log)))
-    host.join()
+    assert_ended_and_links_serve_again(host, log)
 
 
 def test_what_another_rank_cannot_read_ends_the_leaders_stream_with_its_error(tmp_path):

@@ -56,7 +56,7 @@ class OtherReader(Protocol):
         """Start reading the blocks of a row group, as `ParquetRows.read_columns`; the call does not wait."""
 
     def stop(self) -> None:
-        """Let no further block come; any thread may call this."""
+        """Stop yielding blocks; any thread may call this."""
 
     def close(self) -> None:
         """End reading; in the thread that reads."""

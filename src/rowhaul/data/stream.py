@@ -245,7 +245,7 @@ class SampleStream:
 
 @contextmanager
 def stopping(sharing: Sharing | None) -> Iterator[None]:
-    """Let no further blocks of other readers come, once this ends."""
+    """Stop the other readers on the way out."""
     try:
         yield
     finally:

@@ -51,7 +51,7 @@ def near_ranks(links: Links, local_ranks: Sequence[int]) -> list[int]:
 
 
 def read_together(stream: SampleStream | None, links: Links, others: Sequence[int], failure: Failure) -> None:
-    """Let other ranks decode a part of a stream's columns until it ends; the leader calls this.
+    """Share the columns of a stream with other ranks until it ends; the leader calls this.
 
     Args:
         stream: None where the leader has a loader of its own.
@@ -151,7 +151,7 @@ class _Columns:
         return self._blocks(num_blocks)
 
     def stop(self) -> None:
-        """Let no further block come."""
+        """Stop yielding blocks; any thread may call this."""
         self._is_stopped = True
 
     def close(self) -> None:
